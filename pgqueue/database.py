@@ -1,0 +1,198 @@
+"""The only door to psycopg: connections, and running a Statement on one of any kind.
+
+Every connection made here is READ COMMITTED whatever the role's default (the claim is only
+correct there), notices a dead peer within seconds, and never puts a password into an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import AsyncConnection, Connection, conninfo, errors, pq
+from psycopg.rows import tuple_row
+
+from pgqueue.errors import ConfigurationError, DatabaseUnreachable
+from pgqueue.sql import Statement
+
+__all__ = [
+    "AsyncConnection",
+    "Connection",
+    "Error",
+    "aconnect",
+    "arun",
+    "connect",
+    "describe",
+    "errors",
+    "implementation",
+    "is_busy",
+    "is_infrastructure",
+    "normalise",
+    "redact",
+    "run",
+    "unreachable",
+]
+
+T = TypeVar("T")
+Error = psycopg.Error
+
+# A peer that vanished is noticed in about six seconds whether we wait for it or write to it: neither
+# setting alone covers both. Shorter than the lease, so that a cut is seen before a job is taken over.
+_NETWORK: Mapping[str, Any] = {
+    "connect_timeout": 5,
+    "keepalives": 1,
+    "keepalives_idle": 3,
+    "keepalives_interval": 1,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 6000,
+}
+
+# What the server says when it, not the statement, is the trouble: going away, not yet there, out of
+# room, a standby, a timeout set by somebody. The same statement may succeed later as it stands.
+_INFRASTRUCTURE = (
+    errors.OperationalError,
+    errors.InterfaceError,
+    errors.ReadOnlySqlTransaction,
+)
+
+# The server gave up on a statement for another's sake and rolled it back whole.
+_BUSY = (
+    errors.LockNotAvailable,
+    errors.QueryCanceled,
+    errors.DeadlockDetected,
+    errors.SerializationFailure,
+)
+
+
+def normalise(dsn: str) -> str:
+    """Take URLs as other libraries spell them (`postgresql+psycopg://`), and conninfo strings as they are."""
+    return re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", dsn.strip())
+
+
+def connect(
+    dsn: str,
+    *,
+    application_name: str = "pgqueue",
+    autocommit: bool = True,
+    settings: Mapping[str, str] | None = None,
+) -> Connection[tuple[Any, ...]]:
+    """Open a connection; `settings` are session settings such as `statement_timeout`.
+
+    Raises:
+        DatabaseUnreachable: no server, or it refused us; one line, no password.
+        ConfigurationError: the DSN cannot be read.
+    """
+    parameters = _parameters(dsn, application_name)
+    try:
+        connection = psycopg.connect(**parameters, autocommit=True)
+    except psycopg.Error as error:
+        raise unreachable(dsn, error) from None
+    try:
+        connection.execute(_SETTINGS, _settings(settings))
+        connection.autocommit = autocommit
+    except psycopg.Error as error:
+        connection.close()
+        raise unreachable(dsn, error) from None
+    return connection
+
+
+async def aconnect(
+    dsn: str,
+    *,
+    application_name: str = "pgqueue",
+    autocommit: bool = True,
+    settings: Mapping[str, str] | None = None,
+) -> AsyncConnection[tuple[Any, ...]]:
+    """Open an async connection; see `connect`."""
+    parameters = _parameters(dsn, application_name)
+    try:
+        connection = await AsyncConnection.connect(**parameters, autocommit=True)
+    except psycopg.Error as error:
+        raise unreachable(dsn, error) from None
+    try:
+        await connection.execute(_SETTINGS, _settings(settings))
+        await connection.set_autocommit(autocommit)
+    except psycopg.Error as error:
+        await connection.close()
+        raise unreachable(dsn, error) from None
+    return connection
+
+
+def run(connection: Connection[Any], statement: Statement[T], schema: str = "pgqueue") -> T:
+    """Run a statement on a connection of the caller's and read its rows; transactions stay the caller's."""
+    with connection.cursor(row_factory=tuple_row) as cursor:
+        cursor.execute(statement.in_schema(schema), statement.params)
+        return statement.read(cursor.fetchall() if cursor.description else ())
+
+
+async def arun(connection: AsyncConnection[Any], statement: Statement[T], schema: str = "pgqueue") -> T:
+    """Run a statement on an async connection of the caller's; see `run`."""
+    async with connection.cursor(row_factory=tuple_row) as cursor:
+        await cursor.execute(statement.in_schema(schema), statement.params)
+        return statement.read(await cursor.fetchall() if cursor.description else ())
+
+
+def is_infrastructure(error: BaseException) -> bool:
+    """Say whether an error is the server's or the network's trouble rather than the statement's."""
+    return isinstance(error, (*_INFRASTRUCTURE, DatabaseUnreachable, OSError))
+
+
+def is_busy(error: BaseException) -> bool:
+    """Say whether the statement met a lock or a timeout: rolled back whole, the connection fine."""
+    return isinstance(error, _BUSY)
+
+
+def implementation() -> str:
+    """Name the psycopg implementation in use: `binary`, `c` or `python`."""
+    return pq.__impl__
+
+
+def describe(dsn: str) -> str:
+    """Name the database of a DSN for people: host, port and name, nothing secret."""
+    try:
+        parts = conninfo.conninfo_to_dict(normalise(dsn))
+    except psycopg.Error:
+        return "the database"
+    where = f"{parts.get('host') or 'local socket'}"
+    if parts.get("port"):
+        where += f":{parts['port']}"
+    return f"{where}/{parts.get('dbname') or parts.get('user') or ''}".rstrip("/")
+
+
+def redact(text: str) -> str:
+    """Hide what may be a password in a text that quotes a DSN."""
+    text = re.sub(r"(\w://[^:/@\s]*):[^@\s]*@", r"\1:***@", text)
+    return re.sub(r"(password\s*=\s*)('(?:[^'\\]|\\.)*'|\S+)", r"\1***", text, flags=re.IGNORECASE)
+
+
+def unreachable(dsn: str, error: BaseException) -> DatabaseUnreachable:
+    """Turn a failed connect into one line that names the database and the server's reason."""
+    reason = redact(str(error)).strip().partition("\n")[0]
+    reason = re.sub(r"^(connection failed|connection is bad): ", "", reason)
+    # libpq names the address once more; we have said which database it is.
+    reason = re.sub(r"^connection to server (?:at|on) .*? failed: (?:FATAL:\s+)?", "", reason)
+    return DatabaseUnreachable(f"cannot connect to {describe(dsn)}: {reason or type(error).__name__}")
+
+
+_SETTINGS = b"""
+SELECT set_config(name, value, false)
+FROM unnest(%(names)s::text[], %(values)s::text[]) AS setting (name, value)
+"""
+
+
+def _settings(settings: Mapping[str, str] | None) -> dict[str, list[str]]:
+    wanted = {"default_transaction_isolation": "read committed", **(settings or {})}
+    return {"names": list(wanted), "values": list(wanted.values())}
+
+
+def _parameters(dsn: str, application_name: str) -> dict[str, Any]:
+    try:
+        given = conninfo.conninfo_to_dict(normalise(dsn))
+    except psycopg.Error:
+        # libpq quotes the DSN, password and all, in what it says about a malformed one.
+        raise ConfigurationError(
+            "the DSN cannot be read; it should look like postgresql://user@host:5432/dbname"
+        ) from None
+    return {**_NETWORK, "application_name": application_name, **given}

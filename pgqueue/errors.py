@@ -1,0 +1,214 @@
+"""Every exception a user of pgqueue can meet.
+
+The first sentence of a docstring says what happened; a message adds to which job or task, and
+what to do. The parts are attributes too. Errors of the driver pass through untouched, except
+where a known constraint or a failed connection has a name of its own here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class PgqueueError(Exception):
+    """Something pgqueue could not do; `exit_code` is what a command ends with."""
+
+    exit_code = 1
+
+
+# The environment: settings, server, schema.
+
+
+class ConfigurationError(PgqueueError):
+    """A setting is missing or makes no sense."""
+
+    exit_code = 2
+
+
+class DatabaseUnreachable(PgqueueError):
+    """The database could not be reached or refused the login; never names the password."""
+
+    exit_code = 75
+
+
+class EmbeddedServerError(PgqueueError):
+    """The embedded PostgreSQL server could not be started or stopped."""
+
+
+class SchemaMismatch(PgqueueError):
+    """The schema in the database is not the one this version works with."""
+
+
+class SchemaMissing(SchemaMismatch):
+    """The database has no pgqueue schema yet."""
+
+    def __init__(self, schema: str) -> None:
+        self.schema = schema
+        super().__init__(f"the database has no schema {schema!r}; run: pgqueue migrate{_flag(schema)}")
+
+
+class SchemaTooOld(SchemaMismatch):
+    """The schema in the database is older than this version of pgqueue needs."""
+
+    def __init__(self, schema: str, found: str, needed: str) -> None:
+        self.schema, self.found, self.needed = schema, found, needed
+        super().__init__(
+            f"schema {schema!r} is at revision {found}, this pgqueue needs {needed}; "
+            f"run: pgqueue migrate{_flag(schema)}"
+        )
+
+
+class SchemaTooNew(SchemaMismatch):
+    """The schema in the database was made by a newer pgqueue than this one."""
+
+    def __init__(self, schema: str, found: str, known: str) -> None:
+        self.schema, self.found, self.known = schema, found, known
+        super().__init__(
+            f"schema {schema!r} is at revision {found}, this pgqueue knows up to {known}; "
+            "install the newer pgqueue here"
+        )
+
+
+# The door: what is refused before it reaches the queue.
+
+
+class InvalidJob(PgqueueError, ValueError):
+    """A job was refused at the door; nothing was enqueued."""
+
+
+class UnknownTask(InvalidJob):
+    """No task of this name is known here."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        self.name, self.known = name, sorted(known)
+        near = get_close_matches(name, self.known, n=1)
+        if near:
+            hint = f"did you mean {near[0]!r}?"
+        elif self.known:
+            listed = ", ".join(self.known[:10])
+            hint = "known: " + listed + (", …" if len(self.known) > 10 else "")
+        else:
+            hint = "no task is registered yet"
+        super().__init__(f"no task {name!r}; {hint}")
+
+
+class InvalidArguments(InvalidJob):
+    """The arguments do not fit the task's signature, or are not JSON."""
+
+    def __init__(self, task: str, reason: str) -> None:
+        self.task, self.reason = task, reason
+        super().__init__(f"task {task!r}: {reason}")
+
+
+class ArgumentsTooLarge(InvalidJob):
+    """The arguments are larger than a job may carry."""
+
+    def __init__(self, task: str, size_bytes: int | None, max_bytes: int) -> None:
+        self.task, self.size_bytes, self.max_bytes = task, size_bytes, max_bytes
+        size = f"{size_bytes:,} bytes" if size_bytes is not None else "too large"
+        super().__init__(
+            f"task {task!r}: the arguments are {size}, a job carries at most {max_bytes:,}; "
+            "store the document elsewhere and pass its key"
+        )
+
+
+class DuplicateJob(InvalidJob):
+    """A live job holds this unique key already, and the caller asked for a refusal."""
+
+    def __init__(self, unique_key: str, job_id: int | None = None) -> None:
+        self.unique_key, self.job_id = unique_key, job_id
+        holder = f"job {job_id}" if job_id is not None else "a live job"
+        super().__init__(f"{holder} already holds the unique key {unique_key!r}")
+
+
+# Looking at a job afterwards.
+
+
+class JobNotFound(PgqueueError, LookupError):
+    """No job of this id exists, or its history was pruned."""
+
+    def __init__(self, job_id: int) -> None:
+        self.job_id = job_id
+        super().__init__(f"no job {job_id}: it never existed, or its history is no longer kept")
+
+
+class ResultNotReady(PgqueueError, TimeoutError):
+    """The job had not ended when the caller's patience did."""
+
+    def __init__(self, job_id: int, state: str, timeout_seconds: float) -> None:
+        self.job_id, self.state, self.timeout_seconds = job_id, state, timeout_seconds
+        super().__init__(f"job {job_id} is still {state} after {timeout_seconds:g} s")
+
+
+class ResultUnavailable(PgqueueError):
+    """The job succeeded, but what it returned was not kept."""
+
+    def __init__(self, job_id: int, reason: str) -> None:
+        self.job_id, self.reason = job_id, reason
+        super().__init__(f"job {job_id} succeeded, but its result was not kept: {reason}")
+
+
+class JobDead(PgqueueError):
+    """The job used up its attempts, or failed in a way that no retry mends."""
+
+    def __init__(self, job_id: int, reason: str) -> None:
+        self.job_id, self.reason = job_id, reason
+        super().__init__(f"job {job_id} is dead: {reason}")
+
+
+class JobCancelled(PgqueueError):
+    """The job was cancelled."""
+
+    def __init__(self, job_id: int, reason: str | None) -> None:
+        self.job_id, self.reason = job_id, reason
+        super().__init__(f"job {job_id} was cancelled" + (f": {reason}" if reason else ""))
+
+
+# What a handler raises to say how its attempt ends.
+
+
+class Unrecoverable(PgqueueError):
+    """Raise in a handler: no retry can mend this; the job goes to the dead letters at once."""
+
+
+class RetryAfter(PgqueueError):
+    """Raise in a handler: this attempt failed, try again in so many seconds."""
+
+    def __init__(self, seconds: float, reason: str = "") -> None:
+        self.seconds, self.reason = _checked_seconds("RetryAfter", seconds), reason
+        super().__init__(reason or f"retry after {seconds:g} s")
+
+
+class Snooze(PgqueueError):
+    """Raise in a handler: not now; run again in so many seconds, no attempt used up."""
+
+    def __init__(self, seconds: float, reason: str = "") -> None:
+        self.seconds, self.reason = _checked_seconds("Snooze", seconds), reason
+        super().__init__(reason or f"snoozed for {seconds:g} s")
+
+
+class Cancel(PgqueueError):
+    """Raise in a handler: give this job up; it ends as cancelled, not as dead."""
+
+
+class JobTimeout(PgqueueError):
+    """The attempt ran past its deadline."""
+
+    def __init__(self, timeout_seconds: float) -> None:
+        self.timeout_seconds = timeout_seconds
+        super().__init__(f"timed out after {timeout_seconds:g} s")
+
+
+class LeaseLost(PgqueueError):
+    """The lease ran out and another attempt may be running: stop, write nothing."""
+
+
+def _checked_seconds(name: str, seconds: float) -> float:
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds <= 3.2e7:
+        raise ValueError(f"{name}: seconds must be between 0 and one year, not {seconds!r}")
+    return float(seconds)
+
+
+def _flag(schema: str) -> str:
+    return "" if schema == "pgqueue" else f" --schema {schema}"

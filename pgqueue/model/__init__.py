@@ -1,0 +1,1 @@
+"""What pgqueue decides: values and pure functions. No I/O, no clock, no chance."""

@@ -1,0 +1,79 @@
+"""A job as a value: what a caller asks for, and the states it goes through."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Literal
+
+# One million bytes and a bit: room for a document, not for a file. The database checks the same
+# number on the text it stores, so a client in another language meets the same door.
+MAX_ARGS_BYTES = 1_048_576
+MAX_HEADERS_BYTES = 65_536
+MAX_RESULT_BYTES = 1_048_576
+
+DEFAULT_QUEUE = "default"
+DEFAULT_PRIORITY = 0
+DEFAULT_MAX_ATTEMPTS = 5
+DEFAULT_TIMEOUT_SECONDS = 300.0
+
+OnConflict = Literal["skip", "replace", "reject"]
+
+
+class JobState(StrEnum):
+    """Where a job stands; the same words in SQL, on the command line and in metrics."""
+
+    SCHEDULED = "scheduled"
+    READY = "ready"
+    BLOCKED = "blocked"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    DEAD = "dead"
+    CANCELLED = "cancelled"
+
+    @property
+    def has_ended(self) -> bool:
+        return self in ENDED
+
+
+ENDED = frozenset({JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED})
+
+# Every legal step. `dead` goes back to `ready` only by a redrive.
+TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
+    JobState.SCHEDULED: frozenset({JobState.READY, JobState.CANCELLED}),
+    JobState.READY: frozenset({JobState.RUNNING, JobState.BLOCKED, JobState.SCHEDULED, JobState.CANCELLED}),
+    JobState.BLOCKED: frozenset({JobState.READY, JobState.RUNNING, JobState.SCHEDULED, JobState.CANCELLED}),
+    JobState.RUNNING: frozenset(
+        {JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED, JobState.SCHEDULED, JobState.READY}
+    ),
+    JobState.SUCCEEDED: frozenset(),
+    JobState.DEAD: frozenset({JobState.READY}),
+    JobState.CANCELLED: frozenset(),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewJob:
+    """A job asked for: arguments already bound, encoded and checked.
+
+    `args` is the JSON text of an object. None in any other field leaves the choice to the task's
+    definition in the database, and to the defaults if it has none. `timeout_seconds` 0 means no
+    limit. `delay_seconds` counts from the database's now; it and `run_at` exclude each other.
+    """
+
+    task: str
+    args: str = "{}"
+    queue: str | None = None
+    run_at: datetime | None = None
+    delay_seconds: float | None = None
+    priority: int | None = None
+    max_attempts: int | None = None
+    timeout_seconds: float | None = None
+    concurrency_key: str | None = None
+    concurrency_limit: int | None = None
+    unique_key: str | None = None
+    on_conflict: OnConflict = "skip"
+    idempotency_key: str | None = None
+    headers: Mapping[str, Any] | None = None

@@ -1,0 +1,58 @@
+-- What a person does to jobs by hand. The functions carry the guarantees; what is only a statement here
+-- follows the same order of locks: job rows by id first.
+
+-- name: cancel
+-- Waiting jobs end now, running ones are asked to stop; an id that is not returned is not live.
+SELECT cancelled.job_id, cancelled.outcome
+FROM {{schema}}.cancel(%(job_ids)s::bigint[], %(reason)s::text) AS cancelled;
+
+-- name: run_now
+-- Make scheduled jobs ready at once and wake a worker. One that waits for a token of its rate limit
+-- stays in its line. The guard on the state is checked again on the newest version of the row, so a
+-- job promoted, cancelled or parked meanwhile is left alone.
+WITH held AS MATERIALIZED (
+    SELECT job.id
+    FROM {{schema}}.jobs AS job
+    WHERE job.id = ANY (%(job_ids)s::bigint[])
+      AND job.state = 'scheduled'
+      AND job.rate_parked_at IS NULL
+    ORDER BY job.id
+    FOR NO KEY UPDATE
+),
+woken AS (
+    UPDATE {{schema}}.jobs AS job
+    SET state = 'ready',
+        run_at = clock_timestamp()
+    FROM held
+    WHERE job.id = held.id
+      AND job.state = 'scheduled'
+    RETURNING job.id, job.queue
+),
+rung AS (
+    SELECT count(*) AS rings, {{schema}}.ring(array_agg(DISTINCT woken.queue)) AS ring
+    FROM woken
+)
+SELECT woken.id, rung.ring
+FROM woken
+CROSS JOIN rung;
+
+-- name: redrive
+-- Put dead letters back, ready at once, history kept; one outcome for each id: ready,
+-- unique_key_taken or not_found. A dead letter comes back once, however many ask at the same time.
+SELECT redriven.job_id, redriven.outcome
+FROM {{schema}}.redrive(%(job_ids)s::bigint[], %(extra_attempts)s::integer) AS redriven;
+
+-- name: purge_dead
+-- Delete dead letters for good. One that is being redriven at this moment is left to the redrive.
+WITH held AS MATERIALIZED (
+    SELECT job.id
+    FROM {{schema}}.dead_jobs AS job
+    WHERE job.id = ANY (%(job_ids)s::bigint[])
+    ORDER BY job.id
+    LIMIT cardinality(%(job_ids)s::bigint[])
+    FOR UPDATE SKIP LOCKED
+)
+DELETE FROM {{schema}}.dead_jobs AS job
+USING held
+WHERE job.id = held.id
+RETURNING job.id;

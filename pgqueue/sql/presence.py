@@ -1,0 +1,100 @@
+"""Workers, their tasks and their wake-ups, as statements."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pgqueue.sql import Statement, first_value, load, nothing
+
+_TEXT = load("presence")
+_PARTITION = re.compile(r"finished_jobs_\d{8}")
+
+
+class ExpiredPartition(NamedTuple):
+    name: str
+    is_attached: bool
+    is_half_detached: bool
+
+
+def register_tasks(definitions: Sequence[Mapping[str, Any]]) -> Statement[None]:
+    return Statement(_TEXT["register_tasks"], {"definitions": json.dumps(list(definitions))}, nothing)
+
+
+def see_worker(
+    worker_id: str, host: str, pid: int, version: str, queues: Sequence[str], slots: int
+) -> Statement[None]:
+    return Statement(
+        _TEXT["see_worker"],
+        {
+            "worker_id": worker_id,
+            "host": host,
+            "pid": pid,
+            "version": version,
+            "queues": list(queues),
+            "slots": slots,
+        },
+        nothing,
+    )
+
+
+def forget_worker(worker_id: str) -> Statement[None]:
+    return Statement(_TEXT["forget_worker"], {"worker_id": worker_id}, nothing)
+
+
+def bell_channels(queues: Sequence[str]) -> Statement[dict[str, str]]:
+    return Statement(
+        _TEXT["bell_channels"], {"queues": list(queues)}, lambda found: {row[0]: row[1] for row in found}
+    )
+
+
+def listen(channel: str) -> Statement[None]:
+    """Listen to a channel; its name is an identifier, so it is quoted here and not passed as a value."""
+    return Statement('LISTEN "' + channel.replace("%", "%%").replace('"', '""') + '"', {}, nothing)
+
+
+def rest(queue: str, *, on_duty: bool, may_sleep: bool) -> Statement[str]:
+    return Statement(_TEXT["rest"], {"queue": queue, "on_duty": on_duty, "may_sleep": may_sleep}, first_value)
+
+
+def rise(queue: str, *, was_asleep: bool, leaves_duty: bool, rings: bool) -> Statement[None]:
+    return Statement(
+        _TEXT["rise"],
+        {"queue": queue, "was_asleep": was_asleep, "leaves_duty": leaves_duty, "rings": rings},
+        nothing,
+    )
+
+
+def ping() -> Statement[None]:
+    return Statement(_TEXT["ping"], {}, nothing)
+
+
+def expired_partitions(retention_seconds: float) -> Statement[list[ExpiredPartition]]:
+    return Statement(
+        _TEXT["expired_partitions"],
+        {"retention_seconds": retention_seconds},
+        lambda found: [ExpiredPartition._make(row) for row in found],
+    )
+
+
+def take_partition_duty() -> Statement[bool]:
+    return Statement(_TEXT["take_partition_duty"], {}, first_value)
+
+
+def drop_partition(partition: ExpiredPartition) -> list[Statement[None]]:
+    """Detach and drop one partition; each statement by itself, outside a transaction.
+
+    DETACH CONCURRENTLY never stops an insert; a plain DETACH or DROP would wait with the strongest lock.
+    """
+    if not _PARTITION.fullmatch(partition.name):
+        raise ValueError(f"not a partition of the history: {partition.name!r}")
+    table = f"{{{{schema}}}}.{partition.name}"
+    statements: list[str] = []
+    if partition.is_half_detached:
+        statements.append(f"ALTER TABLE {{{{schema}}}}.finished_jobs DETACH PARTITION {table} FINALIZE")
+    elif partition.is_attached:
+        statements.append(f"ALTER TABLE {{{{schema}}}}.finished_jobs DETACH PARTITION {table} CONCURRENTLY")
+    statements.append(f"DROP TABLE IF EXISTS {table}")
+    return [Statement(text, {}, nothing) for text in statements]

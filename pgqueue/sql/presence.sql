@@ -1,0 +1,45 @@
+-- Who is there: the workers, for people, and the tasks they know, for producers in any language.
+
+-- name: register_tasks
+-- Write down what this application defines, where it changed or nobody said so lately.
+SELECT {{schema}}.register_tasks(%(definitions)s::jsonb);
+
+-- name: see_worker
+-- Say that this worker is there.
+INSERT INTO {{schema}}.workers AS worker (id, host, pid, version, queues, slots)
+VALUES (
+    %(worker_id)s::uuid, %(host)s::text, %(pid)s::integer, %(version)s::text, %(queues)s::text[], %(slots)s::integer
+)
+ON CONFLICT (id) DO UPDATE SET seen_at = clock_timestamp();
+
+-- name: forget_worker
+-- Say that this worker is gone, and forget those that left without a word a day ago.
+DELETE FROM {{schema}}.workers AS worker
+WHERE worker.id = %(worker_id)s::uuid
+   OR worker.seen_at < clock_timestamp() - interval '1 day';
+
+-- name: bell_channels
+-- The NOTIFY channel of each queue.
+SELECT asked.queue, {{schema}}.bell_channel(asked.queue)
+FROM unnest(%(queues)s::text[]) AS asked (queue);
+
+-- name: rest
+-- On the listening session, after an empty claim: asleep, watch or off.
+SELECT {{schema}}.rest(%(queue)s::text, %(on_duty)s::boolean, %(may_sleep)s::boolean);
+
+-- name: rise
+-- On the same session: awake again, or handing the watch on.
+SELECT {{schema}}.rise(%(queue)s::text, %(was_asleep)s::boolean, %(leaves_duty)s::boolean, %(rings)s::boolean);
+
+-- name: ping
+-- Keep the session from being taken for a frozen one.
+SELECT 1;
+
+-- name: expired_partitions
+-- Partitions of the history that lie wholly before the retention.
+SELECT name, is_attached, is_half_detached
+FROM {{schema}}.expired_partitions(make_interval(secs => %(retention_seconds)s::double precision));
+
+-- name: take_partition_duty
+-- Of all workers one drops partitions at a time.
+SELECT pg_try_advisory_lock(hashtextextended('{{schema}}.partitions', 1));
