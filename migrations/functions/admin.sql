@@ -1,0 +1,110 @@
+-- What people and maintenance do to jobs.
+
+-- Cancel: a waiting job ends now, a running one is asked to stop (its next heartbeat says cancel, and
+-- it never runs again). Waits for row locks, in order of id. Ids not returned were not live. Call it by
+-- itself or last in a transaction: until its end, completions of these jobs and keys wait for it.
+CREATE OR REPLACE FUNCTION {{schema}}.cancel(job_ids bigint[], reason text DEFAULT 'cancelled')
+RETURNS TABLE (job_id bigint, outcome text)
+LANGUAGE plpgsql VOLATILE
+SET search_path = {{schema}}, pg_temp SET jit = off SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    running tid[];
+    running_ids bigint[];
+    verdicts verdict[];
+BEGIN
+    -- Only a ready job may be the one that the blocked ones of its key rely on.
+    SELECT array_agg(h.place) FILTER (WHERE h.state = 'running'),
+           array_agg(h.id) FILTER (WHERE h.state = 'running'),
+           array_agg(ROW(
+               h.place, h.id, 'cancelled', NULL, coalesce(cancel.reason, 'cancelled'), h.attempt, h.crashes,
+               CASE WHEN h.state = 'ready' THEN h.concurrency_key END, h.task, h.queue
+           )::verdict) FILTER (WHERE h.state <> 'running')
+    INTO running, running_ids, verdicts
+    FROM (
+        SELECT j.id, j.place, j.state, j.attempt, j.crashes, j.concurrency_key, j.task, j.queue
+        FROM (SELECT DISTINCT u.id FROM unnest(cancel.job_ids) AS u (id) ORDER BY u.id) AS g
+        CROSS JOIN LATERAL (
+            SELECT j.ctid AS place, j.id, j.state, j.attempt, j.crashes::integer AS crashes, j.concurrency_key, j.task,
+                   j.queue
+            FROM jobs AS j
+            WHERE j.id = g.id
+            FOR NO KEY UPDATE
+        ) AS j
+    ) AS h;
+    UPDATE jobs AS j SET cancel_requested_at = coalesce(j.cancel_requested_at, clock_timestamp())
+    WHERE j.ctid = ANY (running);
+    PERFORM settle(verdicts);
+    RETURN QUERY SELECT r.id, 'requested' FROM unnest(running_ids) AS r (id);
+    RETURN QUERY SELECT v.job_id, 'cancelled' FROM unnest(verdicts) AS v;
+END $$;
+
+-- Make due jobs ready, and ring for them. Safe to run at once in every worker.
+CREATE OR REPLACE FUNCTION {{schema}}.promote(max_jobs integer DEFAULT 1000) RETURNS integer
+LANGUAGE plpgsql VOLATILE
+SET search_path = {{schema}}, pg_temp SET jit = off SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    places tid[];
+    queues text[];
+BEGIN
+    SELECT array_agg(d.place) INTO places
+    FROM (
+        SELECT j.ctid AS place FROM jobs AS j
+        WHERE j.state = 'scheduled' AND j.run_at <= statement_timestamp()
+        ORDER BY j.run_at, j.id
+        LIMIT promote.max_jobs
+        FOR NO KEY UPDATE SKIP LOCKED
+    ) AS d;
+    IF places IS NULL THEN
+        RETURN 0;
+    END IF;
+    WITH due AS (
+        UPDATE jobs AS j SET state = 'ready', rate_parked_at = NULL WHERE j.ctid = ANY (places) RETURNING j.queue
+    )
+    SELECT array_agg(d.queue) INTO queues FROM due AS d;
+    PERFORM ring(queues);
+    RETURN cardinality(queues);
+END $$;
+
+-- Put dead jobs back, ready at once, history kept, with extra_attempts more attempts and a clean crash
+-- count. A unique_key that a live job holds by now is a row's outcome, not an error of the call.
+CREATE OR REPLACE FUNCTION {{schema}}.redrive(job_ids bigint[], extra_attempts integer DEFAULT 5)
+RETURNS TABLE (job_id bigint, outcome text)
+LANGUAGE plpgsql VOLATILE
+SET search_path = {{schema}}, pg_temp SET jit = off SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    ids bigint[];
+    back bigint[];
+BEGIN
+    SELECT array_agg(h.id) INTO ids
+    FROM (
+        SELECT d.id FROM dead_jobs AS d WHERE d.id = ANY (redrive.job_ids) ORDER BY d.id FOR UPDATE
+    ) AS h;
+    WITH returned AS (
+        INSERT INTO jobs AS j (id, run_at, created_at, attempt, max_attempts, timeout_seconds, priority, crashes,
+                               concurrency_limit, state, queue, task, concurrency_key, unique_key, idempotency_key,
+                               rate_key, args, headers, errors)
+        OVERRIDING SYSTEM VALUE
+        SELECT d.id, clock_timestamp(), d.created_at, d.attempt, least(d.attempt + redrive.extra_attempts, 100000),
+               d.timeout_seconds, d.priority, 0, d.concurrency_limit, 'ready', d.queue, d.task, d.concurrency_key,
+               d.unique_key, d.idempotency_key, d.rate_key, d.args, d.headers, d.errors
+        FROM dead_jobs AS d
+        WHERE d.id = ANY (ids)
+        ORDER BY d.unique_key, d.id
+        ON CONFLICT DO NOTHING
+        RETURNING j.id
+    )
+    SELECT array_agg(r.id) INTO back FROM returned AS r;
+    DELETE FROM dead_jobs AS d WHERE d.id = ANY (back);
+    RETURN QUERY
+    SELECT g.id, CASE WHEN g.id = ANY (back) THEN 'ready'
+                      WHEN g.id = ANY (ids) THEN 'unique_key_taken'
+                      ELSE 'not_found' END
+    FROM (SELECT DISTINCT u.id FROM unnest(redrive.job_ids) AS u (id)) AS g
+    ORDER BY g.id;
+END $$;

@@ -1,0 +1,26 @@
+-- Counts for people.
+
+CREATE OR REPLACE VIEW {{schema}}.job_counts AS
+SELECT j.queue, j.state, count(*) AS jobs, min(j.run_at) AS oldest_run_at
+FROM {{schema}}.jobs AS j
+GROUP BY j.queue, j.state;
+
+CREATE OR REPLACE VIEW {{schema}}.key_counts AS
+SELECT j.concurrency_key, max(j.concurrency_limit) AS concurrency_limit,
+       count(*) FILTER (WHERE j.state = 'running') AS running,
+       count(*) FILTER (WHERE j.state = 'ready') AS ready,
+       count(*) FILTER (WHERE j.state = 'blocked') AS blocked
+FROM {{schema}}.jobs AS j
+WHERE j.concurrency_key IS NOT NULL
+GROUP BY j.concurrency_key;
+
+-- Counting a million ready jobs takes its time; a page wants "more than 10,000" at once.
+CREATE OR REPLACE FUNCTION {{schema}}.ready_depth(queue text, up_to integer DEFAULT 10000) RETURNS bigint
+LANGUAGE sql STABLE
+SET search_path = {{schema}}, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+    SELECT count(*)
+    FROM (
+        SELECT FROM jobs AS j WHERE j.queue = ready_depth.queue AND j.state = 'ready' LIMIT ready_depth.up_to + 1
+    ) AS r
+$$;

@@ -1,0 +1,324 @@
+-- The queue's tables. Functions, triggers and views are not here: they are re-created from
+-- functions/*.sql whenever their text changed.
+
+-- Fixed-width columns come first, so that a row without options stays narrow.
+--
+-- queue, priority, max_attempts, timeout_seconds, concurrency_limit and state have no default on
+-- purpose: a row that leaves one of them out is completed by a trigger from the definition of its
+-- task, so that a plain INSERT (task, args) means the same as a call from Python.
+CREATE TABLE {{schema}}.jobs (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    run_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    started_at timestamptz,
+    heartbeat_at timestamptz,
+    deadline_at timestamptz,
+    cancel_requested_at timestamptz,
+    rate_parked_at timestamptz,         -- scheduled only because it waits for a token of its rate limit
+    claim_token uuid,
+    worker_id uuid,
+    attempt integer NOT NULL DEFAULT 0,
+    max_attempts integer NOT NULL,
+    lease_seconds real,
+    timeout_seconds real NOT NULL,      -- 0 = no limit
+    priority smallint NOT NULL,         -- 0 goes first
+    crashes smallint NOT NULL DEFAULT 0,
+    concurrency_limit smallint NOT NULL,
+    concurrency_slot smallint,
+    state text NOT NULL,
+    queue text NOT NULL,
+    task text NOT NULL,
+    concurrency_key text,
+    unique_key text,
+    idempotency_key text,
+    rate_key text,
+    args jsonb NOT NULL DEFAULT '{}',
+    headers jsonb,
+    errors jsonb,
+    progress jsonb,
+    CONSTRAINT jobs_state_is_live CHECK (state IN ('scheduled', 'ready', 'blocked', 'running')),
+    CONSTRAINT jobs_run_at_is_sane CHECK (run_at >= '2000-01-01Z' AND run_at < '3000-01-01Z'),
+    CONSTRAINT jobs_names_fit CHECK (
+        octet_length(queue) BETWEEN 1 AND 100
+        AND octet_length(task) BETWEEN 1 AND 255
+        AND octet_length(concurrency_key) BETWEEN 1 AND 255
+        AND octet_length(unique_key) BETWEEN 1 AND 255
+        AND octet_length(idempotency_key) BETWEEN 1 AND 255
+        AND octet_length(rate_key) BETWEEN 1 AND 255
+        AND left(rate_key, 6) <> 'queue:'       -- the limits of whole queues are named so
+    ),
+    CONSTRAINT jobs_numbers_fit CHECK (
+        priority >= 0
+        AND attempt >= 0
+        AND crashes >= 0
+        AND max_attempts BETWEEN 1 AND 100000
+        AND timeout_seconds BETWEEN 0 AND 604800
+        AND concurrency_limit BETWEEN 1 AND 10000
+    ),
+    CONSTRAINT jobs_documents_fit CHECK (
+        jsonb_typeof(args) = 'object'
+        AND coalesce(jsonb_typeof(headers) = 'object', true)
+        AND coalesce(jsonb_typeof(errors) = 'array', true)
+    ),
+    CONSTRAINT jobs_rate_parked_is_scheduled CHECK (
+        rate_parked_at IS NULL OR (state = 'scheduled' AND rate_key IS NOT NULL)
+    ),
+    -- A running job has an owner, a fence and a lease; nobody else has any of them.
+    CONSTRAINT jobs_running_is_held CHECK (
+        CASE WHEN state = 'running' THEN
+            num_nulls(claim_token, worker_id, heartbeat_at, lease_seconds, started_at) = 0
+            AND lease_seconds > 0
+            AND (concurrency_key IS NULL) = (concurrency_slot IS NULL)
+            AND coalesce(concurrency_slot BETWEEN 1 AND concurrency_limit, true)
+        ELSE
+            num_nonnulls(claim_token, worker_id, heartbeat_at, lease_seconds, deadline_at,
+                         concurrency_slot, cancel_requested_at) = 0
+            AND (state <> 'blocked' OR concurrency_key IS NOT NULL)
+        END
+    )
+) WITH (
+    -- Room for a heartbeat to stay on its page (HOT); vacuum by number, not by share:
+    -- the table is small and turns over completely many times an hour.
+    fillfactor = 50,
+    autovacuum_vacuum_scale_factor = 0.01,
+    autovacuum_vacuum_threshold = 1000,
+    autovacuum_vacuum_insert_scale_factor = 0.2,
+    autovacuum_analyze_scale_factor = 0.05,
+    autovacuum_analyze_threshold = 1000,
+    autovacuum_vacuum_cost_delay = 0
+);
+
+CREATE INDEX jobs_ready ON {{schema}}.jobs (queue, priority, run_at, id) WHERE state = 'ready';
+CREATE INDEX jobs_due ON {{schema}}.jobs (run_at, id) WHERE state = 'scheduled';
+CREATE INDEX jobs_running ON {{schema}}.jobs (id) WHERE state = 'running';
+-- The last judge of a concurrency limit. The CHECK makes "has a slot" and "runs with a key" one thing;
+-- asked for this way, no plan can mistake jobs_running for it.
+CREATE UNIQUE INDEX jobs_running_slot ON {{schema}}.jobs (concurrency_key, concurrency_slot)
+    WHERE concurrency_slot IS NOT NULL;
+-- The waiting jobs of one key in one queue, best first, ready or blocked.
+CREATE INDEX jobs_waiting ON {{schema}}.jobs (concurrency_key, queue, priority, run_at, id)
+    WHERE state IN ('ready', 'blocked') AND concurrency_key IS NOT NULL;
+-- For sweep only. An expression, so that only this index can serve its order.
+CREATE INDEX jobs_blocked ON {{schema}}.jobs ((CASE WHEN state = 'blocked' THEN concurrency_key END))
+    WHERE state = 'blocked';
+CREATE UNIQUE INDEX jobs_unique_key ON {{schema}}.jobs (unique_key) WHERE unique_key IS NOT NULL;
+-- The line before a rate limit.
+CREATE INDEX jobs_rate_line ON {{schema}}.jobs (rate_key, queue, priority, id)
+    WHERE state = 'scheduled' AND rate_parked_at IS NOT NULL;
+
+-- Succeeded and cancelled jobs, one partition per UTC day. No default partition: with one, a day could
+-- only be dropped under a lock that stops every completion. Whoever meets a missing day makes it.
+CREATE TABLE {{schema}}.finished_jobs (
+    id bigint NOT NULL,
+    finished_at timestamptz NOT NULL,
+    run_at timestamptz NOT NULL,
+    created_at timestamptz NOT NULL,
+    started_at timestamptz,
+    claim_token uuid,                   -- answers "did my COMMIT land?"
+    worker_id uuid,
+    attempt integer NOT NULL,
+    priority smallint NOT NULL,
+    crashes smallint NOT NULL,
+    state text NOT NULL CONSTRAINT finished_jobs_state_is_final CHECK (state IN ('succeeded', 'cancelled')),
+    queue text NOT NULL,
+    task text NOT NULL,
+    concurrency_key text,
+    unique_key text,
+    idempotency_key text,
+    reason text,                        -- why it was cancelled, or why its result was not kept
+    args jsonb NOT NULL,
+    headers jsonb,
+    errors jsonb,
+    result jsonb
+) PARTITION BY RANGE (finished_at);
+CREATE INDEX finished_jobs_id ON {{schema}}.finished_jobs (id);
+
+-- The dead letters: everything a redrive needs.
+CREATE TABLE {{schema}}.dead_jobs (
+    id bigint PRIMARY KEY,
+    died_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    run_at timestamptz NOT NULL,
+    created_at timestamptz NOT NULL,
+    started_at timestamptz,
+    claim_token uuid,
+    worker_id uuid,
+    attempt integer NOT NULL,
+    max_attempts integer NOT NULL,
+    timeout_seconds real NOT NULL,
+    priority smallint NOT NULL,
+    crashes smallint NOT NULL,
+    concurrency_limit smallint NOT NULL,
+    queue text NOT NULL,
+    task text NOT NULL,
+    concurrency_key text,
+    unique_key text,
+    idempotency_key text,
+    rate_key text,
+    reason text NOT NULL,
+    args jsonb NOT NULL,
+    headers jsonb,
+    errors jsonb
+);
+CREATE INDEX dead_jobs_died_at ON {{schema}}.dead_jobs (died_at);
+
+-- Idempotency: what was done already, and what it answered.
+CREATE TABLE {{schema}}.processed_jobs (
+    idempotency_key varchar(255) PRIMARY KEY,
+    job_name text NOT NULL,
+    status text NOT NULL CONSTRAINT processed_jobs_status_is_known CHECK (status IN ('IN_PROGRESS', 'COMPLETED')),
+    response_payload jsonb,
+    job_id bigint NOT NULL,
+    claim_token uuid NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    updated_at timestamptz NOT NULL DEFAULT clock_timestamp()
+) WITH (fillfactor = 80);
+CREATE INDEX processed_jobs_created_at ON {{schema}}.processed_jobs (created_at);
+
+-- A row only for a queue with settings. retention_seconds: NULL = the workers' default, 0 = keep no history.
+CREATE TABLE {{schema}}.queues (
+    name text PRIMARY KEY CONSTRAINT queues_name_fits CHECK (octet_length(name) BETWEEN 1 AND 100),
+    is_paused boolean NOT NULL DEFAULT false,
+    max_running integer CONSTRAINT queues_max_running_fits CHECK (max_running >= 0),
+    retention_seconds integer CONSTRAINT queues_retention_fits CHECK (retention_seconds >= 0),
+    updated_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+-- The registered definitions, upserted when a worker starts. NULL = the default. The keys are templates:
+-- text with {argument} places.
+CREATE TABLE {{schema}}.tasks (
+    name text PRIMARY KEY,
+    queue text,
+    priority smallint,
+    max_attempts integer,
+    timeout_seconds real,
+    concurrency_key text,
+    concurrency_limit smallint,
+    unique_key text,
+    idempotency_key text,
+    rate_key text,
+    breaker text,
+    args_schema jsonb,
+    seen_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    CONSTRAINT tasks_names_fit CHECK (
+        octet_length(name) BETWEEN 1 AND 255
+        AND octet_length(queue) BETWEEN 1 AND 100
+        AND octet_length(concurrency_key) BETWEEN 1 AND 255
+        AND octet_length(unique_key) BETWEEN 1 AND 255
+        AND octet_length(idempotency_key) BETWEEN 1 AND 255
+        AND octet_length(rate_key) BETWEEN 1 AND 255
+        AND octet_length(breaker) BETWEEN 1 AND 255
+    ),
+    CONSTRAINT tasks_numbers_fit CHECK (
+        priority >= 0
+        AND max_attempts BETWEEN 1 AND 100000
+        AND timeout_seconds BETWEEN 0 AND 604800
+        AND concurrency_limit BETWEEN 1 AND 10000
+    )
+) WITH (fillfactor = 50);
+
+-- Who is there, for people. No decision depends on it.
+CREATE TABLE {{schema}}.workers (
+    id uuid PRIMARY KEY,
+    host text NOT NULL,
+    pid integer NOT NULL,
+    version text NOT NULL,
+    queues text[] NOT NULL,
+    slots integer NOT NULL,
+    started_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    seen_at timestamptz NOT NULL DEFAULT clock_timestamp()
+) WITH (fillfactor = 50);
+
+CREATE TABLE {{schema}}.rate_limits (
+    name text PRIMARY KEY CONSTRAINT rate_limits_name_fits CHECK (octet_length(name) BETWEEN 1 AND 255),
+    tokens_per_second double precision NOT NULL
+        CONSTRAINT rate_limits_rate_fits CHECK (tokens_per_second > 0 AND tokens_per_second <= 1000000),
+    burst integer NOT NULL DEFAULT 1 CONSTRAINT rate_limits_burst_fits CHECK (burst BETWEEN 1 AND 100000),
+    tat timestamptz NOT NULL DEFAULT '2000-01-01Z',     -- theoretical arrival time of the next token used
+    next_at timestamptz,                                -- NULL: nobody waits in line
+    taken bigint NOT NULL DEFAULT 0
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+CREATE INDEX rate_limits_next_at ON {{schema}}.rate_limits (next_at) WHERE next_at IS NOT NULL;
+
+-- queue and priority NULL: the task's own.
+CREATE TABLE {{schema}}.schedules (
+    name text PRIMARY KEY CONSTRAINT schedules_name_fits CHECK (octet_length(name) BETWEEN 1 AND 255),
+    cron text NOT NULL,
+    timezone text NOT NULL DEFAULT 'UTC',
+    task text NOT NULL,
+    args jsonb NOT NULL DEFAULT '{}' CONSTRAINT schedules_args_fit CHECK (jsonb_typeof(args) = 'object'),
+    queue text,
+    priority smallint,
+    catch_up text NOT NULL DEFAULT 'latest'
+        CONSTRAINT schedules_catch_up_is_known CHECK (catch_up IN ('latest', 'all', 'skip')),
+    catch_up_limit integer NOT NULL DEFAULT 100
+        CONSTRAINT schedules_catch_up_limit_fits CHECK (catch_up_limit BETWEEN 1 AND 1000),
+    next_tick timestamptz,              -- NULL: never again
+    last_tick timestamptz,
+    fired bigint NOT NULL DEFAULT 0,
+    skipped bigint NOT NULL DEFAULT 0,
+    is_paused boolean NOT NULL DEFAULT false
+) WITH (fillfactor = 50);
+CREATE INDEX schedules_next_tick ON {{schema}}.schedules (next_tick) WHERE NOT is_paused;
+
+-- The judge of last resort that a tick fires once, and the history that people see.
+CREATE TABLE {{schema}}.schedule_runs (
+    schedule text NOT NULL,
+    tick timestamptz NOT NULL,
+    job_id bigint NOT NULL,
+    PRIMARY KEY (schedule, tick)
+);
+
+-- One row per dependency. Every change of state is a new generation.
+CREATE TABLE {{schema}}.breakers (
+    name text PRIMARY KEY CONSTRAINT breakers_name_fits CHECK (octet_length(name) BETWEEN 1 AND 255),
+    state text NOT NULL DEFAULT 'closed'
+        CONSTRAINT breakers_state_is_known CHECK (state IN ('closed', 'open', 'half_open')),
+    generation bigint NOT NULL DEFAULT 1,
+    window_seconds real NOT NULL DEFAULT 10,
+    min_calls integer NOT NULL DEFAULT 20,
+    failure_ratio real NOT NULL DEFAULT 0.5,
+    open_seconds real NOT NULL DEFAULT 30,
+    max_open_seconds real NOT NULL DEFAULT 600,
+    probe_seconds real NOT NULL DEFAULT 60,             -- a probe that never reports is given up
+    window_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    successes bigint NOT NULL DEFAULT 0,                -- this window
+    failures bigint NOT NULL DEFAULT 0,
+    last_successes bigint NOT NULL DEFAULT 0,           -- the window before
+    last_failures bigint NOT NULL DEFAULT 0,
+    opens integer NOT NULL DEFAULT 0,                   -- in a row: backs off
+    opened_at timestamptz,
+    retry_at timestamptz,
+    probe uuid,
+    probe_until timestamptz,
+    CONSTRAINT breakers_numbers_fit CHECK (
+        window_seconds > 0
+        AND min_calls > 0
+        AND failure_ratio > 0 AND failure_ratio <= 1
+        AND open_seconds > 0
+        AND max_open_seconds > 0
+        AND probe_seconds > 0
+    )
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+
+-- Where a locked job goes next; what fail_many, release, crash, reap and cancel hand to settle.
+CREATE TYPE {{schema}}.verdict AS (
+    place tid,
+    job_id bigint,
+    state text,
+    run_at timestamptz,
+    reason text,
+    attempt integer,
+    crashes integer,
+    concurrency_key text,
+    task text,
+    queue text
+);
+
+-- What functions/*.sql has put into this schema: how to name each thing in a DROP, what no CREATE OR
+-- REPLACE can change of it, its whole text, and the version of pgqueue that wrote it.
+CREATE TABLE {{schema}}.definitions (
+    object text PRIMARY KEY,
+    shape text NOT NULL,
+    checksum text NOT NULL,
+    version text NOT NULL
+);

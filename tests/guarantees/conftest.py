@@ -1,0 +1,3 @@
+from tests.sql.support import open_session, session
+
+__all__ = ["open_session", "session"]

@@ -1,0 +1,113 @@
+"""Many clients at once, and what must never be seen meanwhile."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+
+from tests.sql.support import OpenSession, Session
+
+# Blocked jobs that nobody would wake: their key has a free slot, and their queue no ready job of it.
+STUCK = """
+SELECT count(*)
+FROM (
+    SELECT DISTINCT ON (b.concurrency_key, b.queue) b.concurrency_key, b.queue, b.concurrency_limit
+    FROM pgqueue.jobs AS b
+    WHERE b.state = 'blocked'
+    ORDER BY b.concurrency_key, b.queue, b.priority, b.run_at, b.id
+) AS b
+WHERE b.concurrency_limit > (
+    SELECT count(*) FROM pgqueue.jobs AS r WHERE r.concurrency_key = b.concurrency_key AND r.state = 'running'
+)
+AND NOT EXISTS (
+    SELECT FROM pgqueue.jobs AS r
+    WHERE r.concurrency_key = b.concurrency_key AND r.queue = b.queue AND r.state = 'ready'
+)
+"""
+
+OVER_LIMIT = """
+SELECT count(*)
+FROM (
+    SELECT FROM pgqueue.jobs AS j
+    WHERE j.state = 'running' AND j.concurrency_key IS NOT NULL
+    GROUP BY j.concurrency_key
+    HAVING count(*) > max(j.concurrency_limit)
+) AS over
+"""
+
+
+def at_once(*functions: Callable[[], Any]) -> list[Any]:
+    """Run each in a thread of its own, all at once, and give what they return; their errors are raised."""
+    start = threading.Barrier(len(functions))
+
+    def run(function: Callable[[], Any]) -> Any:
+        start.wait()
+        return function()
+
+    with ThreadPoolExecutor(len(functions)) as pool:
+        return list(pool.map(run, functions))
+
+
+class Crowd:
+    """Clients that each do one thing over and over until they are stopped, and count what happens to them.
+
+    A client whose backend was killed comes back. Errors of the database are counted under their code.
+    """
+
+    def __init__(self, open_session: OpenSession) -> None:
+        self.seen: Counter[str] = Counter()
+        self._open = open_session
+        self._threads: list[tuple[threading.Thread, threading.Event]] = []
+
+    def add(self, step: Callable[[Session, Counter[str]], None], count: int = 1) -> threading.Event:
+        """Add clients; the event stops them."""
+        stop = threading.Event()
+        for _ in range(count):
+            thread = threading.Thread(target=self._run, args=(step, stop), daemon=True)
+            self._threads.append((thread, stop))
+            thread.start()
+        return stop
+
+    def stop(self) -> None:
+        for _, stop in self._threads:
+            stop.set()
+        for thread, _ in self._threads:
+            thread.join(60)
+
+    def _run(self, step: Callable[[Session, Counter[str]], None], stop: threading.Event) -> None:
+        session = None
+        mine: Counter[str] = Counter()
+        while not stop.is_set():
+            try:
+                if session is None or session.connection.closed:
+                    session = self._open(application_name="crowd")
+                    session.rows("SET synchronous_commit = off")
+                step(session, mine)
+            except psycopg.Error as error:
+                mine[f"error {error.sqlstate or type(error).__name__}"] += 1
+                if session is not None and session.connection.broken:
+                    session.connection.close()
+        self.seen.update(mine)
+
+
+def work_for_a_moment(most_seconds: float = 0.004) -> None:
+    """Stand for the handler of a job."""
+    time.sleep(random.random() * most_seconds)
+
+
+def most_in_any(seconds: float, instants: list[float]) -> int:
+    """Give the largest number of instants that lie within so many seconds."""
+    ordered = sorted(instants)
+    most = first = 0
+    for place, instant in enumerate(ordered):
+        while instant - ordered[first] >= seconds:
+            first += 1
+        most = max(most, place - first + 1)
+    return most
