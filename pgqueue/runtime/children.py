@@ -1,0 +1,294 @@
+"""The parent's side of its children: starting them, talking to them, noticing their end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, cast
+
+from pgqueue.model.outcome import Outcome
+from pgqueue.runtime.application import load_application
+from pgqueue.runtime.board import Board
+from pgqueue.runtime.child import ChildArguments
+from pgqueue.runtime.execution import Engine
+from pgqueue.runtime.log import LogFormat
+from pgqueue.runtime.wire import Decoder, frame
+
+# Places on a board beyond the slots: attempts whose outcome is being written keep theirs.
+_SPARE_PLACES = 4096
+# Encoding and decoding hold several copies of a frame, so a claim of large arguments goes in several.
+_FRAME_CHARACTERS = 1_000_000
+
+
+class Listener(Protocol):
+    """Who hears what a child has to say. Called on the parent's loop."""
+
+    def child_ready(self, child: Child) -> None: ...
+    def child_failed(self, child: Child, message: str, details: str) -> None: ...
+    def attempts_ended(self, ended: list[tuple[int, float, Outcome]]) -> None: ...
+    def progress_made(self, progress: list[tuple[int, dict[str, Any]]]) -> None: ...
+
+
+class Child:
+    """Something that runs attempts: what a process and the engine inside the parent have in common."""
+
+    def __init__(self, number: int, slots: Sequence[int], listener: Listener) -> None:
+        self.number = number
+        # Its share of each pool's slots.
+        self.slots = slots
+        self.is_ready = False
+        # The attempts sent there and not ended yet: serial and number of the pool, and how many of each pool.
+        self.held: dict[int, int] = {}
+        self.loads = [0] * len(slots)
+        self.hello: Mapping[str, Any] = {}
+        self.started_at = time.monotonic()
+        self._listener = listener
+
+    pid: int | None = None
+
+    def free(self, pool: int) -> int:
+        """Count the free slots of a pool; below zero is what was sent ahead."""
+        return self.slots[pool] - self.loads[pool]
+
+    def run(self, pool: int, attempts: list[list[Any]]) -> None:
+        """Send attempts there, each as the wire describes."""
+        self.held.update((attempt[0], pool) for attempt in attempts)
+        self.loads[pool] += len(attempts)
+        self._start(pool, attempts)
+
+    def _start(self, pool: int, attempts: list[list[Any]]) -> None:
+        raise NotImplementedError
+
+    def _report(self, ended: list[tuple[int, float, Outcome]]) -> None:
+        for serial, _, _ in ended:
+            self.loads[self.held.pop(serial)] -= 1
+        self._listener.attempts_ended(ended)
+
+    def cancel(self, serials: list[int]) -> None:
+        raise NotImplementedError
+
+    def lose(self, serials: list[int]) -> None:
+        raise NotImplementedError
+
+    def tell_dsn(self, dsn: str) -> None:
+        """Tell it which database we found, for what its handlers enqueue."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Have it start nothing more and give back what it has not started."""
+        raise NotImplementedError
+
+    def kill(self) -> bool:
+        """End it now; False if that cannot be done."""
+        raise NotImplementedError
+
+    def exit_reason(self) -> str | None:
+        """Say how it ended, or None while it lives."""
+        raise NotImplementedError
+
+    def running(self) -> set[int]:
+        """Give the serials whose handlers run at this instant (or ran when it died)."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+class ChildProcess(Child, asyncio.Protocol):
+    """A child in a process of its own."""
+
+    def __init__(
+        self,
+        number: int,
+        slots: Sequence[int],
+        listener: Listener,
+        *,
+        app: str,
+        environment: Mapping[str, str],
+        log_format: LogFormat,
+        log_level: str,
+    ) -> None:
+        super().__init__(number, slots, listener)
+        self._decoder = Decoder()
+        self._transport: asyncio.Transport | None = None
+        self._board = Board.create(sum(slots) + _SPARE_PLACES)
+        ours, theirs = socket.socketpair()
+        arguments = ChildArguments(
+            app=app,
+            socket=theirs.fileno(),
+            board=self._board.descriptor,
+            places=self._board.places,
+            slots=list(slots),
+            parent=os.getpid(),
+            log_format=log_format,
+            log_level=log_level,
+        )
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "pgqueue.runtime.child", arguments.to_text()],
+                    pass_fds=(theirs.fileno(), self._board.descriptor),
+                    stdin=subprocess.DEVNULL,
+                    env=dict(environment),
+                )
+            except BaseException:
+                ours.close()
+                self._board.close()
+                raise
+        self.pid = self._process.pid
+        ours.setblocking(False)
+        self._socket = ours
+
+    async def connect(self) -> None:
+        await asyncio.get_running_loop().create_connection(lambda: self, sock=self._socket)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        for message in self._decoder.feed(data):
+            match message[0]:
+                case "done":
+                    ended = message[1]
+                    self._report([(serial, took, Outcome.from_wire(parts)) for serial, took, *parts in ended])
+                case "progress":
+                    self._listener.progress_made(message[1])
+                case "hello":
+                    self.hello = message[1]
+                    self.is_ready = True
+                    self._listener.child_ready(self)
+                case "failed":
+                    self._listener.child_failed(self, message[1], message[2])
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        self.is_ready = False
+        self._transport = None
+
+    def _send(self, message: list[Any]) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame(message))
+
+    def _start(self, pool: int, attempts: list[list[Any]]) -> None:
+        first = size = 0
+        for following, attempt in enumerate(attempts, 1):
+            size += len(attempt[4])
+            if size > _FRAME_CHARACTERS or following == len(attempts):
+                self._send(["run", pool, attempts[first:following]])
+                first, size = following, 0
+
+    def cancel(self, serials: list[int]) -> None:
+        self._send(["cancel", serials])
+
+    def lose(self, serials: list[int]) -> None:
+        self._send(["lost", serials])
+
+    def tell_dsn(self, dsn: str) -> None:
+        self._send(["dsn", dsn])
+
+    def stop(self) -> None:
+        self._send(["stop"])
+
+    def kill(self) -> bool:
+        self.is_ready = False
+        self._process.kill()
+        return True
+
+    def exit_reason(self) -> str | None:
+        status = self._process.poll()
+        if status is None:
+            return None
+        self._read_the_rest()
+        if status < 0:
+            try:
+                name = signal.Signals(-status).name
+            except ValueError:
+                name = "unknown"
+            return f"was killed by signal {-status} ({name})"
+        return f"exited with status {status}"
+
+    def _read_the_rest(self) -> None:
+        """Hear what it wrote before it died; all of that is in the socket already.
+
+        Not the end of the stream: a process that a handler forked may hold the other side open for long.
+        """
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._transport.pause_reading()
+        with contextlib.suppress(OSError):
+            while received := self._socket.recv(1 << 20, socket.MSG_DONTWAIT):
+                self.data_received(received)
+        self._transport.abort()
+
+    def running(self) -> set[int]:
+        return self._board.running()
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        self._read_the_rest()
+        self._board.close()
+
+
+class LocalChild(Child):
+    """Handlers inside the parent: `--processes 0`, for debugging and for embedding a worker."""
+
+    def __init__(self, number: int, slots: Sequence[int], listener: Listener, *, app: str) -> None:
+        super().__init__(number, slots, listener)
+        application = load_application(app)
+        self._board = Board.create(sum(slots) + _SPARE_PLACES)
+        self._engines = [
+            Engine(
+                application.registry,
+                count,
+                self._report,
+                lambda progress: listener.progress_made(list(progress.items())),
+                self._board,
+            )
+            for count in slots
+        ]
+        self.hello = application.describe()
+        self.pid = os.getpid()
+
+    def announce(self) -> None:
+        self.is_ready = True
+        self._listener.child_ready(self)
+
+    def _start(self, pool: int, attempts: list[list[Any]]) -> None:
+        self._engines[pool].submit(attempts)
+
+    def cancel(self, serials: list[int]) -> None:
+        for engine in self._engines:
+            engine.cancel(serials)
+
+    def lose(self, serials: list[int]) -> None:
+        for engine in self._engines:
+            engine.lose(serials)
+
+    def tell_dsn(self, dsn: str) -> None:
+        if dsn:
+            os.environ["PGQUEUE_DSN"] = dsn
+
+    def stop(self) -> None:
+        for engine in self._engines:
+            engine.stop()
+
+    def kill(self) -> bool:
+        return False
+
+    def exit_reason(self) -> str | None:
+        return None
+
+    def running(self) -> set[int]:
+        return self._board.running()
+
+    def close(self) -> None:
+        for engine in self._engines:
+            engine.close()

@@ -1,0 +1,225 @@
+"""Claiming: as much as the slots can use, and sleep when there is nothing.
+
+One task does it all, so that the protocol with the bell is read from top to bottom: claim; when
+empty, poll a few times, then rest; asleep, claim once more, then wait; rung or polled, rise and
+start again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+
+from pgqueue.database import Error, redact
+from pgqueue.model.place import Cursor
+from pgqueue.runtime.bell import GLOW, Bell, Watch
+from pgqueue.runtime.ledger import Ledger, Pool
+from pgqueue.runtime.link import DatabaseBusy, DatabaseLost, Link
+from pgqueue.runtime.log import Log
+from pgqueue.sql import attempts
+from pgqueue.sql.attempts import ClaimedRow
+
+# One claim takes at most so many jobs: past a few hundred a larger batch gains nothing.
+MAX_CLAIM = 500
+
+# So many outcomes may wait to be written; while more do, the database takes claims but not their ends.
+_MAX_UNWRITTEN = 5000
+
+Dispatch = Callable[[list[ClaimedRow], str, Pool], None]
+
+
+class Feeder:
+    """Keeps the slots of one worker busy."""
+
+    def __init__(
+        self,
+        *,
+        link: Link,
+        bell: Bell,
+        ledger: Ledger,
+        worker_id: str,
+        lease_seconds: float,
+        poll_seconds: float,
+        dispatch: Dispatch,
+        free_slots: Callable[[Pool], int | None],
+        wake: asyncio.Event,
+        log: Log,
+    ) -> None:
+        self._link = link
+        self._bell = bell
+        self._ledger = ledger
+        self._worker_id = worker_id
+        self._lease_seconds = lease_seconds
+        self._poll_seconds = poll_seconds
+        self._dispatch = dispatch
+        self._free_slots = free_slots
+        self._wake = wake
+        self._log = log
+        self._cursors = {queue: Cursor() for queue in ledger.queues}
+        self._order = [(pool, queue) for pool in ledger.pools for queue in pool.queues]
+        self._has_orphans = False
+        self._is_stopping = False
+        self._refused = ""
+        # Set while the last look at every queue found nothing to claim.
+        self.is_idle = asyncio.Event()
+
+    async def run(self) -> None:
+        """Feed until told to stop; survives whatever the database does."""
+        while not self._is_stopping:
+            try:
+                await self._round()
+            except DatabaseBusy as busy:
+                self._log.warning("claim put off", reason=str(busy))
+            except DatabaseLost:
+                self.is_idle.clear()
+            except Error as error:
+                self.is_idle.clear()
+                self._say_refused(redact(str(error)).partition("\n")[0])
+                await asyncio.sleep(random.uniform(0.5, 1.0))
+
+    def _say_refused(self, reason: str) -> None:
+        # Once, not once a try: until something is mended there is nothing new to say.
+        if reason != self._refused:
+            self._refused = reason
+            self._log.error("claim refused, trying again", error=reason)
+
+    def stop(self) -> None:
+        """Claim nothing more. A claim under way is heard to its end: its jobs are ours."""
+        self._is_stopping = True
+        self._wake.set()
+
+    async def close(self) -> None:
+        """Leave the bell to others, once `run` has ended."""
+        for watch in self._bell.watches.values():
+            try:
+                await self._bell.rise(watch, leaves_duty=True, rings=True)
+            except (DatabaseLost, Error):
+                break
+        await self._bell.close()
+        await self._link.close()
+
+    async def _round(self) -> None:
+        # LISTEN comes before the claim: what is inserted between the two rings.
+        await self._bell.connect()
+        await self._link.connect()
+        if self._has_orphans:
+            await self._release_orphans()
+        await self._bell.ping()
+        self._wake.clear()
+        seconds, empty = await self._claim_all()
+        if seconds > 0:
+            await self._wait(min(seconds, await self._settle_down(empty)))
+
+    async def _claim_all(self) -> tuple[float, list[Watch]]:
+        """Claim from every queue that has room.
+
+        Gives the seconds to wait at most (0: more is there), and the queues that ran empty.
+        """
+        seconds, empty, found = self._poll_seconds * random.uniform(0.9, 1.1), list[Watch](), False
+        for pool, queue in list(self._order):
+            watch = self._bell.watches[queue]
+            room = self._room(pool)
+            if room < 1:
+                await self._bell.rise(watch, leaves_duty=True, rings=True)
+                continue
+            asked = min(room, MAX_CLAIM)
+            rows, was_rescan = await self._claim(queue, asked)
+            if rows:
+                found = True
+                watch.step = 0
+                self._dispatch(rows, queue, pool)
+                # Whoever was served goes last, so that no queue of a pool starves.
+                self._order.remove((pool, queue))
+                self._order.append((pool, queue))
+                if len(rows) >= asked:
+                    seconds = 0.0
+                    continue
+            if was_rescan:
+                empty.append(watch)
+            else:
+                # Nothing (more) behind the cursor: only the head says that a queue is empty.
+                found = True
+                seconds = min(seconds, self._cursors[queue].seconds_to_rescan(time.monotonic()))
+        if found:
+            self.is_idle.clear()
+        else:
+            self.is_idle.set()
+        if seconds == 0 and not self._any_room() and not self._bell.is_on_duty:
+            # More is there, but no room for it. Who just became full goes on to hand the watch to another.
+            seconds = self._poll_seconds
+        return seconds, empty
+
+    async def _claim(self, queue: str, asked: int) -> tuple[list[ClaimedRow], bool]:
+        cursor = self._cursors[queue]
+        after = cursor.start(time.monotonic())
+        statement = attempts.claim(queue, self._worker_id, asked, self._lease_seconds, after)
+        try:
+            rows = await self._link.run(statement)
+        except DatabaseBusy:
+            raise
+        except DatabaseLost:
+            # It may have been carried out: then jobs are ours and nobody runs them.
+            self._has_orphans = True
+            raise
+        except asyncio.CancelledError:
+            self._has_orphans = True
+            raise
+        self._refused = ""
+        cursor.finish(time.monotonic(), rows, asked)
+        return rows, cursor.was_rescan
+
+    async def _release_orphans(self) -> None:
+        held = [held.row.job_id for held in self._ledger.snapshot()]
+        released = await self._link.run(attempts.release_orphans(self._worker_id, held))
+        self._has_orphans = False
+        if released:
+            self._log.info("gave back jobs claimed in an answer that never came", jobs=len(released))
+
+    async def _settle_down(self, empty: list[Watch]) -> float:
+        """Follow the bell's protocol for the queues that ran empty; give the seconds to wait."""
+        seconds = self._poll_seconds
+        for watch in empty:
+            if watch.is_asleep:
+                continue
+            if not watch.on_duty or watch.step >= len(GLOW):
+                answer = await self._bell.rest(watch)
+                if answer == "off":
+                    watch.step = len(GLOW)
+                    continue
+                if answer == "asleep":
+                    # Once more: what was inserted before we held the bell did not ring.
+                    return 0.0
+            seconds = min(seconds, watch.pause_seconds())
+            watch.step += 1
+        return seconds
+
+    async def _wait(self, seconds: float) -> None:
+        """Wait for the bell, a free slot, or the time to poll."""
+        if seconds <= 0 or self._is_stopping:
+            return
+        self._bell.watch_socket()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._bell.unwatch_socket()
+        for watch in await self._bell.take_rings():
+            watch.step = 0
+            await self._bell.rise(watch)
+
+    def _room(self, pool: Pool) -> int:
+        """Say how many jobs to claim for a pool: its free slots that children have too, and some ahead."""
+        free = self._free_slots(pool)
+        if free is None or self._ledger.unwritten > _MAX_UNWRITTEN:
+            return 0
+        ahead = pool.ahead()
+        room = min(pool.slots - pool.in_flight, free) + ahead
+        # Short jobs: rather one large claim when half of them are done than many small ones.
+        return room if room > ahead // 2 else 0
+
+    def _any_room(self) -> bool:
+        return any(self._room(pool) > 0 for pool in self._ledger.pools)

@@ -1,0 +1,345 @@
+"""Ending attempts in batches, and believing only what the database says of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pgqueue.database import Error, errors, redact
+from pgqueue.model.outcome import Ending, Outcome
+from pgqueue.runtime.ledger import Held, Ledger
+from pgqueue.runtime.link import DatabaseBusy, DatabaseLost, Link
+from pgqueue.runtime.log import Log
+from pgqueue.sql import Statement, attempts
+
+FLUSH_JOBS = 500
+FLUSH_SECONDS = 0.005
+
+# What could not be written is tried again after so long, and at most so often in all.
+_AGAIN_SECONDS = 1.0
+_LATE_PAUSE_SECONDS = 0.05
+
+# A job whose task this worker does not know comes back after so long, in case another worker does.
+UNKNOWN_TASK_SECONDS = 15.0
+
+
+@dataclass(slots=True)
+class Finished:
+    """An attempt whose handler has ended, on its way to the database."""
+
+    held: Held
+    outcome: Outcome
+    seconds: float
+    # The process died under it: `text` says how.
+    has_crashed: bool = False
+    # An answer broke: it may be written already.
+    may_have_landed: bool = False
+    # When to try again, for one that was put off; monotonic.
+    again_at: float = 0.0
+
+
+Batch = list[Finished]
+
+
+class Finisher:
+    """Writes outcomes down. What does not come back was not ours any more: nothing is written for it."""
+
+    def __init__(
+        self,
+        *,
+        link: Link,
+        ledger: Ledger,
+        unknown_task_grace_seconds: float,
+        on_retry: Callable[[float], None],
+        log: Log,
+    ) -> None:
+        self._link = link
+        self._ledger = ledger
+        self._unknown_task_grace_seconds = unknown_task_grace_seconds
+        self._on_retry = on_retry
+        self._log = log
+        self._pending: Batch = []
+        self._late: deque[Finished] = deque()
+        self._alarm: asyncio.TimerHandle | None = None
+        self._progress: dict[int, tuple[Held, str]] = {}
+        self._wake = asyncio.Event()
+        self.is_clear = asyncio.Event()
+        self.is_clear.set()
+
+    def add(self, finished: Batch) -> None:
+        """Take outcomes over; their slots are free from now on."""
+        for item in finished:
+            self._ledger.free(item.held)
+        self._pending += finished
+        self.is_clear.clear()
+        self._wake.set()
+
+    def note_progress(self, held: Held, progress: str) -> None:
+        """Keep what a handler said of how far it is; the next flush writes it."""
+        self._progress[held.serial] = (held, progress)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Write until cancelled; during an outage outcomes wait, their leases kept by the heartbeat."""
+        while True:
+            await self._wake.wait()
+            is_busy = any(pool.in_flight for pool in self._ledger.pools)
+            if is_busy and len(self._pending) < FLUSH_JOBS:
+                await asyncio.sleep(FLUSH_SECONDS)
+            self._wake.clear()
+            batch, self._pending = self._pending, []
+            if self._progress:
+                await self._write_progress()
+            await self._write(batch)
+            await self._write_late()
+            if not self._pending and not self._late:
+                self.is_clear.set()
+
+    async def _write_progress(self) -> None:
+        said, self._progress = list(self._progress.values()), {}
+        try:
+            await self._link.run(
+                attempts.note_progress(
+                    [held.row.job_id for held, _ in said],
+                    [held.row.token for held, _ in said],
+                    [progress for _, progress in said],
+                )
+            )
+        except (DatabaseLost, Error) as error:
+            # The next one will do: nothing depends on it.
+            self._log.debug("progress not kept", error=str(error))
+
+    async def _write(self, batch: Batch) -> None:
+        groups: dict[str, Batch] = {}
+        for item in batch:
+            groups.setdefault(self._kind(item), []).append(item)
+        for kind, items in groups.items():
+            for start in range(0, len(items), FLUSH_JOBS):
+                await self._write_group(kind, items[start : start + FLUSH_JOBS])
+
+    def _put_off(self, items: Batch, reason: str) -> None:
+        """Try these again in a while, and let nobody wait for them meanwhile; their leases are kept.
+
+        A stranger holds their rows, or a person has to mend something.
+        """
+        for item in items:
+            if not item.again_at:
+                self._log.warning("outcome put off", **_fields(item), reason=reason)
+            item.again_at = time.monotonic() + _AGAIN_SECONDS
+        self._late += items
+
+    async def _write_late(self) -> None:
+        """Try one of those put off: each may take as long as a lock's patience."""
+        count = len(self._late)
+        if self._late and time.monotonic() >= self._late[0].again_at:
+            item = self._late.popleft()
+            await self._write_group(self._kind(item), [item])
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if self._late:
+            is_written = len(self._late) < count
+            pause = max(0.0 if is_written else _LATE_PAUSE_SECONDS, self._late[0].again_at - time.monotonic())
+            self._alarm = asyncio.get_running_loop().call_later(pause, self._wake.set)
+
+    def _kind(self, item: Finished) -> str:
+        if item.has_crashed:
+            return f"crash {item.outcome.text}"
+        match item.outcome.ending:
+            case Ending.SUCCEEDED:
+                return "complete"
+            case Ending.SNOOZED | Ending.RELEASED:
+                return f"release {item.outcome.text or ''}"
+            case Ending.UNKNOWN_TASK if item.held.row.age_seconds < self._unknown_task_grace_seconds:
+                # A rolling deploy: another worker may know it. No attempt is used up.
+                return "release "
+        return "fail"
+
+    async def _write_group(self, kind: str, items: Batch) -> None:
+        """Write one kind of outcome for some attempts, or put off those that cannot be written now."""
+        has_made_partition = False
+        while True:
+            try:
+                states = await self._link.run(_statement(kind, items))
+                break
+            except DatabaseBusy as busy:
+                await self._write_less(kind, items, str(busy))
+                return
+            except DatabaseLost:
+                for item in items:
+                    item.may_have_landed = True
+            except Error as error:
+                reason = redact(str(error)).partition("\n")[0]
+                if not _is_missing_partition(error):
+                    is_its_text = isinstance(error, (errors.DataError, errors.IntegrityError))
+                    await self._write_less(kind, items, reason, is_its_text=is_its_text)
+                    return
+                # A day nobody made a partition for: make it and go on.
+                if has_made_partition or not await self._make_partition():
+                    self._put_off(items, reason)
+                    return
+                has_made_partition = True
+        self._confirm(items, {**await self._landed(items, states), **states})
+
+    async def _landed(self, items: Batch, states: dict[int, str]) -> dict[int, str]:
+        """Of what did not come back after a broken answer, find what the broken attempt had written."""
+        missing = [item for item in items if item.may_have_landed and item.held.row.job_id not in states]
+        while missing:
+            try:
+                found = await self._link.run(attempts.landed(*_names(missing)))
+            except DatabaseLost:
+                continue
+            return dict.fromkeys(found, "landed")
+        return {}
+
+    async def _make_partition(self) -> bool:
+        try:
+            await self._link.run(attempts.make_partitions(0))
+        except DatabaseLost:
+            return True
+        except Error as error:
+            self._log.error("history's partition cannot be made", error=redact(str(error)).partition("\n")[0])
+            return False
+        return True
+
+    async def _write_less(self, kind: str, items: Batch, reason: str, *, is_its_text: bool = False) -> None:
+        """Find the one outcome that cannot be written: put it off, or write it without its text."""
+        if len(items) > 1:
+            middle = len(items) // 2
+            await self._write_group(kind, items[:middle])
+            await self._write_group(kind, items[middle:])
+            return
+        item = items[0]
+        if not is_its_text or item.outcome.note == _REFUSED:
+            self._put_off(items, reason)
+            return
+        self._log.warning("outcome written without its text", **_fields(item), error=reason)
+        ending = item.outcome.ending
+        text = None if ending is Ending.SUCCEEDED else "the error's text could not be stored"
+        item.outcome = Outcome(ending, text, item.outcome.seconds, _REFUSED)
+        await self._write_group(self._kind(item), [item])
+
+    def _confirm(self, items: Batch, states: dict[int, str]) -> None:
+        counts = self._ledger.counts
+        succeeded: Batch = []
+        for item in items:
+            held = item.held
+            self._ledger.forget(held)
+            if held.is_lost:  # and an answer for its job is about a later attempt
+                continue
+            state = states.get(held.row.job_id)
+            if state is None:
+                self.lost(held, "its outcome came too late", item.outcome.ending)
+                continue
+            if item.has_crashed:
+                counts.crashed += 1
+                self._log.warning("job crashed", **_fields(item), state=state, reason=item.outcome.text)
+                continue
+            match item.outcome.ending:
+                case Ending.SUCCEEDED:
+                    succeeded.append(item)
+                case Ending.RELEASED:
+                    counts.released += 1
+                    self._log.debug("job released", **_fields(item), state=state)
+                case Ending.SNOOZED:
+                    counts.snoozed += 1
+                    self._log.info("job snoozed", **_fields(item), snooze_seconds=item.outcome.seconds)
+                case Ending.UNKNOWN_TASK if state != "dead":
+                    counts.released += 1
+                    self._log.warning("job left for a worker that knows its task", **_fields(item))
+                case _:
+                    self._say_failed(item, state)
+            if state in ("scheduled", "ready"):
+                self._on_retry(item.outcome.seconds or 0.0)
+        counts.succeeded += len(succeeded)
+        self._log.many(logging.INFO, "job succeeded", (_success_fields(item) for item in succeeded))
+
+    def lost(self, held: Held, reason: str, ending: Ending | None = None) -> None:
+        """Count and say that an attempt was not ours any more; nothing was written for it."""
+        held.is_lost = True
+        self._ledger.counts.lost += 1
+        row = held.row
+        self._log.warning(
+            "claim lost", job_id=row.job_id, task=row.task, attempt=row.attempt, ending=ending, reason=reason
+        )
+
+    def _say_failed(self, item: Finished, state: str) -> None:
+        counts = self._ledger.counts
+        summary = (item.outcome.text or "").partition("\n")[0]
+        match state:
+            case "dead":
+                counts.dead += 1
+                self._log.error("job dead", **_fields(item), error=summary)
+            case "cancelled":
+                counts.cancelled += 1
+                self._log.info("job cancelled", **_fields(item), reason=summary)
+            case _:
+                counts.failed += 1
+                self._log.warning("job failed, will retry", **_fields(item), error=summary)
+
+
+_REFUSED = "what it returned could not be stored"
+
+
+def _is_missing_partition(error: Error) -> bool:
+    # The message would be in the server's language; a CHECK has a name.
+    return isinstance(error, errors.CheckViolation) and error.diag.constraint_name is None
+
+
+def _statement(kind: str, items: Batch) -> Statement[dict[int, str]]:
+    ids, tokens = _names(items)
+    what, _, reason = kind.partition(" ")
+    outcomes = [item.outcome for item in items]
+    match what:
+        case "complete":
+            completed = attempts.complete(
+                ids, tokens, [outcome.text for outcome in outcomes], [outcome.note for outcome in outcomes]
+            )
+            return Statement(completed.text, completed.params, _as_succeeded)
+        case "crash":
+            return attempts.crash(ids, tokens, reason)
+        case "release":
+            delays = [
+                UNKNOWN_TASK_SECONDS if outcome.ending is Ending.UNKNOWN_TASK else outcome.seconds
+                for outcome in outcomes
+            ]
+            return attempts.release(ids, tokens, reason or None, delays)
+    return attempts.fail(
+        ids,
+        tokens,
+        [outcome.text for outcome in outcomes],
+        [outcome.seconds for outcome in outcomes],
+        [outcome.ending in (Ending.DEAD, Ending.UNKNOWN_TASK) for outcome in outcomes],
+        [outcome.ending is Ending.CANCELLED for outcome in outcomes],
+    )
+
+
+def _as_succeeded(found: Sequence[tuple[Any, ...]]) -> dict[int, str]:
+    return {row[0]: "succeeded" for row in found}
+
+
+def _names(items: Batch) -> tuple[list[int], list[str]]:
+    return [item.held.row.job_id for item in items], [item.held.row.token for item in items]
+
+
+def _fields(item: Finished) -> dict[str, Any]:
+    row = item.held.row
+    return {
+        "job_id": row.job_id,
+        "task": row.task,
+        "queue": item.held.queue,
+        "attempt": row.attempt,
+        "seconds": round(item.seconds, 6),
+    }
+
+
+def _success_fields(item: Finished) -> dict[str, Any]:
+    fields = _fields(item)
+    if item.outcome.note:
+        fields["result"] = item.outcome.note
+    return fields

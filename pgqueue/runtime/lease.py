@@ -1,0 +1,117 @@
+"""Keeping leases: a thread and a connection of its own, which no loop and no handler can hold up."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pgqueue.database import Connection, connect, run
+from pgqueue.runtime.ledger import Held, Ledger
+from pgqueue.runtime.link import SESSION_SETTINGS
+from pgqueue.sql import attempts
+
+# Renewed at once: this many rows take a few milliseconds.
+_CHUNK = 1000
+_RETRY_SECONDS = 0.5
+
+Verdicts = list[tuple[Held, str]]
+
+
+class LeaseKeeper:
+    """Renews the leases of everything held, and passes on what the database says about it.
+
+    `on_verdicts` and `on_trouble` (an error, or None when it is over) are called on the loop.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        schema: str,
+        ledger: Ledger,
+        beat_seconds: float,
+        *,
+        on_verdicts: Callable[[Verdicts], None],
+        on_trouble: Callable[[BaseException | None], None],
+    ) -> None:
+        self._dsn = dsn
+        self._schema = schema
+        self._ledger = ledger
+        self._beat_seconds = beat_seconds
+        self._on_verdicts = on_verdicts
+        self._on_trouble = on_trouble
+        self._loop = asyncio.get_running_loop()
+        self._stopped = threading.Event()
+        self._connection: Connection[Any] | None = None
+        self._is_in_trouble = False
+        self._thread = threading.Thread(target=self._run, name="pgqueue-lease", daemon=True)
+        self.last_beat_at = time.monotonic()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        pause = self._beat_seconds
+        while not self._stopped.wait(pause):
+            began_at = time.monotonic()
+            is_done = self._beat()
+            # The next beat is due a beat after this one began, and soon if something was left undone.
+            pause = max(0.05, self._beat_seconds - (time.monotonic() - began_at))
+            if not is_done and self._ledger.held:
+                pause = min(pause, _RETRY_SECONDS)
+        if self._connection is not None:
+            self._connection.close()
+
+    def _beat(self) -> bool:
+        """Renew once; False when some lease still waits for it."""
+        now = time.monotonic()
+        # The claim itself was the first heartbeat of what is younger than one.
+        due = [
+            held
+            for held in self._ledger.snapshot()
+            if not held.is_lost and now - held.claimed_at >= self._beat_seconds * 0.9
+        ]
+        is_done = True
+        try:
+            if self._connection is None or self._connection.closed:
+                self._connection = connect(
+                    self._dsn, application_name="pgqueue worker lease", settings=SESSION_SETTINGS
+                )
+            for start in range(0, len(due), _CHUNK):
+                chunk = due[start : start + _CHUNK]
+                statement = attempts.heartbeat(
+                    [held.row.job_id for held in chunk], [held.row.token for held in chunk]
+                )
+                answers = run(self._connection, statement, self._schema)
+                verdicts = [(held, answers.get(held.row.job_id, "busy")) for held in chunk]
+                is_done = is_done and all(verdict != "busy" for _, verdict in verdicts)
+                self._tell(self._on_verdicts, [pair for pair in verdicts if pair[1] != "renewed"])
+            if not due:
+                # Notice a dead connection before a lease depends on it.
+                run(self._connection, attempts.database_now(), self._schema)
+        except Exception as error:  # noqa: BLE001  were this thread to end, every job held would run twice
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+            self._is_in_trouble = True
+            self._tell(self._on_trouble, error)
+            return False
+        self.last_beat_at = time.monotonic()
+        if self._is_in_trouble:
+            self._is_in_trouble = False
+            self._tell(self._on_trouble, None)
+        return is_done
+
+    def _tell(self, callback: Callable[[Any], None], what: Any) -> None:
+        if what == []:
+            return
+        try:
+            self._loop.call_soon_threadsafe(callback, what)
+        except RuntimeError:  # the loop has ended; so will this thread
+            self._stopped.set()

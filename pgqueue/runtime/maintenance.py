@@ -1,0 +1,211 @@
+"""Looking after everybody's jobs: every worker does it, and any of them suffices."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import random
+import socket
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from pgqueue import __version__
+from pgqueue.database import Error, redact
+from pgqueue.runtime.ledger import Ledger
+from pgqueue.runtime.link import DatabaseBusy, DatabaseLost, Link, Outage
+from pgqueue.runtime.log import Log
+from pgqueue.sql import attempts, presence
+
+_PROMOTE_SECONDS = 1.0
+# Jobs that come due one by one are promoted together.
+_PROMOTE_PAUSE_SECONDS = 0.02
+_REAP_SECONDS = 1.0
+_PRESENCE_SECONDS = 10.0
+_SWEEP_SECONDS = 60.0
+_PARTITION_SECONDS = 3600.0
+_PARTITION_DAYS = 7
+
+# A pass that a held snapshot makes slow may take a tenth of the time, no more.
+_SHARE = 9.0
+
+
+class Maintenance:
+    """Promotes what is due, reaps what nobody holds, and keeps the history in shape."""
+
+    def __init__(
+        self,
+        *,
+        link: Link,
+        history: Link,
+        ledger: Ledger,
+        outage: Outage,
+        worker_id: str,
+        slots: int,
+        lease_seconds: float,
+        kill_grace_seconds: float,
+        retention_seconds: float,
+        definitions: Callable[[], Sequence[Mapping[str, Any]]],
+        log: Log,
+    ) -> None:
+        self._link = link
+        # A connection opened for an hourly chore, and closed after it: dropping partitions waits for readers.
+        self._history = history
+        self._ledger = ledger
+        self._outage = outage
+        self._worker_id = worker_id
+        self._slots = slots
+        self._lease_seconds = lease_seconds
+        # Whoever runs a job past its deadline gets the time to kill it, and to say so, first.
+        self._deadline_grace_seconds = kill_grace_seconds + 2.0
+        # Since when we have looked without a gap, and when last, by the database's clock; and through what.
+        self._watching_since = math.inf
+        self._looked_at = -math.inf
+        self._watched_on: object = None
+        self._retention_seconds = retention_seconds
+        self._definitions = definitions
+        self._log = log
+        self._sweep_after = ""
+        self._next_due_at = 0.0
+        self._promote_now = asyncio.Event()
+
+    def expect_due(self, delay_seconds: float) -> None:
+        """Know that a job of ours comes due so soon, rather than find it at the next look."""
+        if time.monotonic() + delay_seconds < self._next_due_at:
+            self._promote_now.set()
+
+    async def run(self) -> None:
+        """Do every chore at its interval until cancelled."""
+        async with asyncio.TaskGroup() as chores:
+            chores.create_task(self._promote())
+            chores.create_task(self._reap())
+            for chore, seconds in (
+                (self._see, _PRESENCE_SECONDS),
+                (self._sweep, _SWEEP_SECONDS),
+                (self._keep_history, _PARTITION_SECONDS),
+            ):
+                chores.create_task(self._every(seconds, chore))
+
+    async def register(self) -> None:
+        """Write down who we are and what we know; done before the first claim."""
+        await self._link.run(presence.register_tasks(self._definitions()))
+        await self._see()
+
+    async def leave(self) -> None:
+        try:
+            await self._link.run(presence.forget_worker(self._worker_id))
+        except (DatabaseLost, Error):
+            return
+
+    async def _every(self, seconds: float, chore: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            cost = await self._attempt(chore)
+            await asyncio.sleep(max(seconds * random.uniform(0.9, 1.1), _SHARE * cost))
+
+    async def _attempt(self, chore: Callable[[], Awaitable[None]]) -> float:
+        """Do a chore, whatever it meets; gives the seconds it took."""
+        began_at = time.monotonic()
+        try:
+            await chore()
+        except DatabaseBusy as busy:
+            self._log.warning("maintenance put off", chore=chore.__name__.strip("_"), reason=str(busy))
+        except DatabaseLost:
+            pass
+        except Error as error:
+            self._log.error(
+                "maintenance failed",
+                chore=chore.__name__.strip("_"),
+                error=redact(str(error)).partition("\n")[0],
+            )
+        return time.monotonic() - began_at
+
+    async def _promote(self) -> None:
+        while True:
+            cost = await self._attempt(self._promote_due)
+            share = _SHARE * cost if cost > 0.05 else 0.0
+            pause = max(_PROMOTE_PAUSE_SECONDS, self._next_due_at - time.monotonic(), share)
+            try:
+                async with asyncio.timeout(pause):
+                    await self._promote_now.wait()
+            except TimeoutError:
+                pass
+
+    async def _promote_due(self) -> None:
+        self._promote_now.clear()
+        self._next_due_at = time.monotonic() + _PROMOTE_SECONDS * random.uniform(0.9, 1.1)
+        promoted, due_in_seconds = await self._link.run(attempts.promote())
+        if due_in_seconds is not None:
+            # Past due and not promoted: locked by somebody just now, look again soon.
+            pause = max(due_in_seconds, 0.0 if promoted else 0.05)
+            self._next_due_at = min(self._next_due_at, time.monotonic() + pause)
+
+    async def _reap(self) -> None:
+        """Take back what nobody renews, once we have looked for the time of a lease without a gap.
+
+        After an outage, or when we, the machine or the server stood still, the others get that time to
+        renew first.
+        """
+        interval = min(_REAP_SECONDS, self._lease_seconds / 4)
+        while True:
+            cost = await self._attempt(self._take_back)
+            pause = max(interval * random.uniform(0.9, 1.1), _SHARE * cost)
+            await asyncio.sleep(min(pause, self._lease_seconds / 3))
+
+    async def _take_back(self) -> None:
+        if self._outage.is_on or self._link.connection is not self._watched_on:
+            self._looked_at = -math.inf
+        # A lease just renewed outlasts a pause as long as this one.
+        longest_gap = self._lease_seconds / 2
+        has_watched = self._looked_at - self._watching_since >= self._lease_seconds
+        # The limit goes with the statement: it may itself be what had to wait.
+        now, taken = await self._link.run(
+            attempts.reap(self._looked_at + longest_gap if has_watched else 0.0, self._deadline_grace_seconds)
+        )
+        if not 0 <= now - self._looked_at <= longest_gap:
+            self._watching_since = now
+        self._looked_at, self._watched_on = now, self._link.connection
+        for row in taken:
+            self._log.warning(
+                "job taken back",
+                job_id=row.job_id,
+                task=row.task,
+                queue=row.queue,
+                state=row.state,
+                reason=row.reason,
+            )
+
+    async def _see(self) -> None:
+        await self._link.run(
+            presence.see_worker(
+                self._worker_id,
+                socket.gethostname(),
+                os.getpid(),
+                __version__,
+                self._ledger.queues,
+                self._slots,
+            )
+        )
+        await self._link.run(presence.register_tasks(self._definitions()))
+
+    async def _sweep(self) -> None:
+        woken, after = await self._link.run(attempts.sweep(self._sweep_after))
+        self._sweep_after = after or ""
+        if woken:
+            self._log.warning("woke blocked jobs that nobody else had", jobs=woken)
+
+    async def _keep_history(self) -> None:
+        # Make before you drop: a look for a missing day is remembered by the session.
+        await self._link.run(attempts.make_partitions(_PARTITION_DAYS))
+        expired = await self._link.run(presence.expired_partitions(self._retention_seconds))
+        if not expired:
+            return
+        try:
+            if not await self._history.run(presence.take_partition_duty()):
+                return
+            for partition in await self._history.run(presence.expired_partitions(self._retention_seconds)):
+                for statement in presence.drop_partition(partition):
+                    await self._history.run(statement)
+                self._log.info("history dropped", partition=partition.name)
+        finally:
+            await self._history.close()

@@ -1,0 +1,350 @@
+"""The parent's children: who runs what, what becomes of a dead one's attempts, and who replaces it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+import time
+from collections.abc import Mapping
+from logging import DEBUG
+from typing import Any
+
+from pgqueue.database import redact
+from pgqueue.errors import ConfigurationError
+from pgqueue.model.outcome import RELEASED, Ending, Outcome
+from pgqueue.runtime.application import ApplicationError
+from pgqueue.runtime.children import Child, ChildProcess, LocalChild
+from pgqueue.runtime.finisher import Finished, Finisher
+from pgqueue.runtime.launch import Launch
+from pgqueue.runtime.ledger import Held, Ledger, Pool
+from pgqueue.runtime.log import Log
+from pgqueue.runtime.wire import dumps
+from pgqueue.sql.attempts import ClaimedRow
+
+_TICK_SECONDS = 0.05
+_LOAD_SECONDS = 60.0
+# A child that lived so long did not die of its start.
+_HEALTHY_SECONDS = 30.0
+_FIRST_RESPAWN_SECONDS = 0.1
+_LONGEST_RESPAWN_SECONDS = 30.0
+_LONGEST_RESPAWN_AT_WORK_SECONDS = 1.0
+
+
+class Nursery:
+    """All children of one worker. `wake` is set on every change that may give room."""
+
+    def __init__(self, launch: Launch, ledger: Ledger, wake: asyncio.Event, log: Log) -> None:
+        self._launch = launch
+        self._settings = launch.settings
+        self._ledger = ledger
+        self._wake = wake
+        self._log = log
+        self._count = max(1, launch.settings.processes)
+        self._children: list[Child] = []
+        self._respawn_at: dict[int, float] = {}
+        self._deaths_in_a_row: dict[int, int] = {}
+        self._startup: asyncio.Future[Child] | None = None
+        self._dsn = launch.dsn
+        self._finisher: Finisher | None = None
+        self.is_draining = False
+
+    # Starting.
+
+    async def start(self, ending: asyncio.Event) -> Mapping[str, Any] | None:
+        """Start the first child and give what it says of the application; None if told to end meanwhile.
+
+        Raises:
+            ConfigurationError: the application cannot be loaded, or not within a minute.
+        """
+        self._startup = asyncio.get_running_loop().create_future()
+        watching = asyncio.create_task(self.watch())
+        told_to_end: asyncio.Future[Any] = asyncio.ensure_future(ending.wait())
+        try:
+            first = await self._spawn(0)
+            if isinstance(first, LocalChild):
+                first.announce()
+            async with asyncio.timeout(_LOAD_SECONDS):
+                await asyncio.wait([self._startup, told_to_end], return_when=asyncio.FIRST_COMPLETED)
+            return None if told_to_end.done() else self._startup.result().hello
+        except TimeoutError:
+            raise ConfigurationError(
+                f"importing {self._launch.app} took longer than {_LOAD_SECONDS:g} s"
+            ) from None
+        finally:
+            watching.cancel()
+            told_to_end.cancel()
+            if not self._startup.done():
+                self._startup.cancel()
+            self._startup = None
+
+    async def fill(self, dsn: str, finisher: Finisher) -> None:
+        """Start the other children, and tell all of them the database that was found.
+
+        From now on they may be given work; how it ended goes to the finisher.
+        """
+        self._dsn = dsn
+        self._finisher = finisher
+        for child in self._children:
+            child.tell_dsn(dsn)
+        for number in range(1, self._count):
+            await self._spawn(number)
+
+    async def _spawn(self, number: int) -> Child:
+        launch = self._launch
+        if self._settings.processes == 0:
+            os.environ["PGQUEUE_SCHEMA"] = launch.schema
+            try:
+                child: Child = LocalChild(number, self._shares(number), self, app=launch.app)
+            except ApplicationError as error:
+                sys.stderr.write(redact(error.details))
+                raise
+        else:
+            environment = {**launch.environment, "PGQUEUE_SCHEMA": launch.schema}
+            # In the environment, not on the command line: that one everybody on the machine can read.
+            if self._dsn:
+                environment["PGQUEUE_DSN"] = self._dsn
+            process = ChildProcess(
+                number,
+                self._shares(number),
+                self,
+                app=launch.app,
+                environment=environment,
+                log_format=launch.log_format,
+                log_level=launch.log_level,
+            )
+            await process.connect()
+            child = process
+        self._children.append(child)
+        return child
+
+    def _shares(self, number: int) -> list[int]:
+        """Deal out each pool's slots to the children; who gets one more changes from pool to pool."""
+        return [
+            slots // self._count + ((number - pool) % self._count < slots % self._count)
+            for pool, (slots, _) in enumerate(self._settings.pools())
+        ]
+
+    # What children say.
+
+    def child_ready(self, child: Child) -> None:
+        if self._startup is not None and not self._startup.done():
+            self._startup.set_result(child)
+        self._wake.set()
+
+    def child_failed(self, child: Child, message: str, details: str) -> None:
+        if self._startup is not None and not self._startup.done():
+            sys.stderr.write(redact(details))
+            self._startup.set_exception(ConfigurationError(message))
+        else:
+            self._log.error("child cannot load the application", child=child.number, error=message)
+
+    def attempts_ended(self, ended: list[tuple[int, float, Outcome]]) -> None:
+        finished = []
+        for serial, seconds, outcome in ended:
+            held = self._ledger.held.get(serial)
+            if held is None or held.is_finishing:
+                continue
+            if held.is_lost:
+                self._ledger.forget(held)
+                continue
+            if outcome.ending is Ending.RELEASED:
+                # It waited in vain behind longer ones: claim less ahead.
+                held.pool.seconds = None
+            elif outcome.ending is not Ending.UNKNOWN_TASK:
+                held.pool.observe(seconds)
+            finished.append(Finished(held, outcome, seconds))
+        self._finish(finished)
+        self._wake.set()
+
+    def progress_made(self, progress: list[tuple[int, dict[str, Any]]]) -> None:
+        for serial, said in progress:
+            held = self._ledger.held.get(serial)
+            if held is not None and self._finisher is not None:
+                self._finisher.note_progress(held, dumps(said).decode())
+
+    def _finish(self, finished: list[Finished]) -> None:
+        if finished and self._finisher is not None:
+            self._finisher.add(finished)
+
+    def lose(self, held: Held, reason: str) -> None:
+        """Take note that an attempt is not ours any more, and tell its handler."""
+        if self._finisher is not None:
+            self._finisher.lost(held, reason)
+        held.child.lose([held.serial])
+        self._wake.set()
+
+    # Giving them work.
+
+    def free_slots(self, pool: Pool) -> int | None:
+        """Count a pool's free slots in the children that are up; None while none of them has any."""
+        ready = self._ready(pool)
+        return sum(max(0, child.free(pool.number)) for child in ready) if ready else None
+
+    def _ready(self, pool: Pool) -> list[Child]:
+        return [child for child in self._children if child.is_ready and child.slots[pool.number]]
+
+    def dispatch(self, rows: list[ClaimedRow], queue: str, pool: Pool) -> None:
+        """Send claimed attempts to the children with most room."""
+        now = time.monotonic()
+        ready = self._ready(pool)
+        if not ready or self.is_draining:
+            # The last one died while the claim was under way, or we are about to end.
+            nowhere = Child(-1, (), self)
+            taken = [self._ledger.take(row, queue, pool, nowhere, now)[0] for row in rows]
+            self._finish([Finished(held, RELEASED, 0.0) for held in taken])
+            return
+        messages: dict[int, list[list[Any]]] = {child.number: [] for child in ready}
+        free = {child.number: child.free(pool.number) for child in ready}
+        for row in rows:
+            child = max(ready, key=lambda one: free[one.number]) if len(ready) > 1 else ready[0]
+            free[child.number] -= 1
+            held, older = self._ledger.take(row, queue, pool, child, now)
+            if older is not None and not older.is_lost:
+                self.lose(older, "another claim of the job was made meanwhile")
+            messages[child.number].append(_message(held.serial, row, queue))
+        for child in ready:
+            if messages[child.number]:
+                child.run(pool.number, messages[child.number])
+        if self._log.is_enabled(DEBUG):
+            for row in rows:
+                self._log.debug(
+                    "job started", job_id=row.job_id, task=row.task, queue=queue, attempt=row.attempt
+                )
+
+    # Their end.
+
+    async def watch(self) -> None:
+        """Notice dead children and attempts past their deadline, until cancelled."""
+        while True:
+            await asyncio.sleep(_TICK_SECONDS)
+            now = time.monotonic()
+            for child in list(self._children):
+                if (reason := child.exit_reason()) is not None:
+                    self._bury(child, reason)
+                elif not child.hello and now - child.started_at > _LOAD_SECONDS and child.kill():
+                    self._log.error(
+                        "killing a child that does not come up", child=child.number, pid=child.pid
+                    )
+            self._kill_overdue(now)
+            for number in [number for number, at in self._respawn_at.items() if now >= at]:
+                del self._respawn_at[number]
+                if not self.is_draining:
+                    await self._respawn(number, now)
+
+    async def _respawn(self, number: int, now: float) -> None:
+        try:
+            await self._spawn(number)
+        except OSError as error:
+            # No memory, no process, no descriptor left, just now.
+            self._log.error("a child cannot be started, trying again", child=number, error=str(error))
+            self._respawn_at[number] = now + random.uniform(0.5, 1) * _LONGEST_RESPAWN_SECONDS / 6
+
+    def _bury(self, child: Child, reason: str) -> None:
+        """Give back what a dead child held: whoever ran then is a suspect, the others are not."""
+        self._children.remove(child)
+        running = child.running()
+        held = [self._ledger.held[serial] for serial in child.held if serial in self._ledger.held]
+        was_killed_by_us = any(one.kill_reason for one in held)
+        now = time.monotonic()
+        finished = []
+        for one in held:
+            if one.is_finishing:
+                continue
+            if one.is_lost:
+                self._ledger.forget(one)
+            elif one.kill_reason and one.serial in running:
+                finished.append(Finished(one, _outcome_of_kill(one), now - one.claimed_at))
+            elif one.serial in running and not was_killed_by_us:
+                died = Outcome(Ending.FAILED, f"its process {reason}")
+                finished.append(Finished(one, died, now - one.claimed_at, has_crashed=True))
+            else:
+                finished.append(Finished(one, RELEASED, 0.0))
+        self._finish(finished)
+        child.close()
+        if self._startup is not None:
+            if not self._startup.done():
+                self._startup.set_exception(
+                    ConfigurationError(f"the process that loads {self._launch.app} {reason}")
+                )
+        elif not self.is_draining:
+            self._plan_respawn(child, now, was_killed_by_us=was_killed_by_us)
+            self._log.error(
+                "child died", child=child.number, pid=child.pid, reason=reason, jobs=len(finished)
+            )
+        self._wake.set()
+
+    def _plan_respawn(self, child: Child, now: float, *, was_killed_by_us: bool) -> None:
+        """Replace it at once, or after a pause if its like keep dying, or a broken start forks for ever.
+
+        One that we killed says nothing about the next. One that died over its work is the fault of its
+        jobs, which have a limit of their own, and the worker's other jobs should not wait long for it.
+        """
+        is_new = was_killed_by_us or now - child.started_at > _HEALTHY_SECONDS
+        deaths = 0 if is_new else self._deaths_in_a_row.get(child.number, 0)
+        self._deaths_in_a_row[child.number] = 0 if was_killed_by_us else deaths + 1
+        longest = _LONGEST_RESPAWN_AT_WORK_SECONDS if child.hello else _LONGEST_RESPAWN_SECONDS
+        pause = min(longest, _FIRST_RESPAWN_SECONDS * 2 ** min(deaths, 10))
+        self._respawn_at[child.number] = now + (pause * random.uniform(0.5, 1) if deaths else 0.0)
+
+    def _kill_overdue(self, now: float) -> None:
+        grace = self._settings.kill_grace_seconds
+        for held in self._ledger.snapshot():
+            if held.is_finishing or held.kill_reason:
+                continue
+            if now >= held.deadline_at + grace:
+                self._kill(held, "timeout")
+            elif now >= held.kill_at:
+                self._kill(held, "cancel")
+
+    def _kill(self, held: Held, reason: str) -> None:
+        held.kill_reason = reason
+        log = self._log.bind(job_id=held.row.job_id, task=held.row.task, attempt=held.row.attempt)
+        if held.child.kill():
+            log.warning("killing a child whose handler does not stop", child=held.child.number, reason=reason)
+        else:
+            log.error("a handler does not stop, and without child processes it cannot be killed")
+
+    def stop(self) -> None:
+        """Have every child start nothing more and give back what it has not started."""
+        self.is_draining = True
+        for child in self._children:
+            child.stop()
+
+    def end(self) -> None:
+        """Kill every child and wait until it is gone; handlers inside the parent go on."""
+        for child in [child for child in self._children if child.kill()]:
+            child.close()
+            self._children.remove(child)
+
+    def close(self) -> None:
+        for child in self._children:
+            child.close()
+
+
+def _message(serial: int, row: ClaimedRow, queue: str) -> list[Any]:
+    """Give an attempt in the form of the wire."""
+    return [
+        serial,
+        row.job_id,
+        row.attempt,
+        row.task,
+        row.args,
+        row.timeout_seconds or None,
+        row.max_attempts,
+        row.crashes,
+        queue,
+        row.idempotency_key,
+        row.headers,
+    ]
+
+
+def _outcome_of_kill(held: Held) -> Outcome:
+    if held.kill_reason == "cancel":
+        return Outcome(Ending.CANCELLED, "cancelled on request; it did not stop, so its process was killed")
+    return Outcome(
+        Ending.FAILED,
+        f"timed out after {held.row.timeout_seconds:g} s; "
+        "its handler did not stop, so its process was killed",
+    )

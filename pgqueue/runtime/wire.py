@@ -1,0 +1,68 @@
+"""Messages between parent and child: JSON lists with a length in front, over one socket pair.
+
+Parent to child:  ["run", pool, [[serial, job_id, attempt, task, args, seconds, max_attempts, crashes,
+                   queue, idempotency_key, headers], …]]
+                  ["cancel", [serial, …]]    stop these, somebody asked for it
+                  ["lost", [serial, …]]      stop these, they are not ours any more
+                  ["dsn", text]              the database found, for what handlers enqueue
+                  ["stop"]                   start nothing more, give back what has not started
+Child to parent:  ["hello", {…}]             what the application defines
+                  ["failed", text]           the application could not be loaded
+                  ["done", [[serial, seconds, ending, text, seconds, note], …]]
+                  ["progress", [[serial, {…}], …]]
+
+A serial is the parent's number of one dispatched attempt: a job can come back to the same worker
+while an older attempt of it still runs, so the job's id would not do.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from typing import Any
+
+try:
+    import orjson
+except ImportError:
+    orjson = None  # type: ignore[assignment]
+
+
+def _plain_dumps(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+dumps: Callable[[Any], bytes] = orjson.dumps if orjson else _plain_dumps
+loads: Callable[[bytes], Any] = orjson.loads if orjson else json.loads
+
+_LENGTH = struct.Struct("!I")
+
+
+def frame(message: list[Any]) -> bytes:
+    """Encode one message with its length in front."""
+    body = dumps(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Decoder:
+    """Cuts a stream of bytes into messages."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, received: bytes) -> list[list[Any]]:
+        """Take what arrived and give the messages that are complete by now."""
+        buffer = self._buffer
+        buffer += received
+        messages: list[list[Any]] = []
+        start = 0
+        while len(buffer) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(buffer, start)
+            end = start + _LENGTH.size + length
+            if len(buffer) < end:
+                break
+            messages.append(loads(bytes(buffer[start + _LENGTH.size : end])))
+            start = end
+        if start:
+            del buffer[:start]
+        return messages

@@ -1,0 +1,72 @@
+"""Children and what handlers do to them: whatever it is, their jobs end and the worker goes on."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.process.support import Queue, until_empty, worker
+from tests.support import wait_until
+
+
+def test_a_child_is_missed_at_once_though_a_process_of_its_own_outlives_it(
+    queue: Queue, tmp_path: Path
+) -> None:
+    job = queue.insert("leave_a_grandchild")
+
+    with worker(queue.dsn, tmp_path):
+        queue.wait_for_state(job, "succeeded", 10)
+
+    assert queue.effects(job) == 2
+
+
+def test_a_program_that_a_handler_starts_can_be_terminated(queue: Queue, tmp_path: Path) -> None:
+    job = queue.insert("terminate_a_program")
+
+    until_empty(queue.dsn, tmp_path)
+
+    assert queue.one("SELECT result::int FROM pgqueue.finished_jobs WHERE id = %s", job) == -signal.SIGTERM
+
+
+def test_progress_that_is_no_json_harms_nobody(queue: Queue, tmp_path: Path) -> None:
+    jobs = [queue.insert("say_nonsense") for _ in range(5)]
+
+    ended = until_empty(queue.dsn, tmp_path, "-c", "2")
+
+    assert [queue.state(job) for job in jobs] == ["succeeded"] * 5, ended.text()
+    assert "Traceback" not in ended.text()
+
+
+@pytest.mark.parametrize("processes", ["0", "1"])
+def test_arguments_as_large_as_they_may_be_arrive_whole(queue: Queue, tmp_path: Path, processes: str) -> None:
+    queue.connection.execute(
+        "INSERT INTO pgqueue.jobs (task, args) "
+        "SELECT 'measure', jsonb_build_object('text', repeat('x', 1000000)) FROM generate_series(1, 60)"
+    )
+
+    ended = until_empty(queue.dsn, tmp_path, "-c", "100", "--processes", processes)
+
+    assert ended.process.returncode == 0, ended.text()
+    assert queue.one("SELECT sum(result::int) FROM pgqueue.finished_jobs") == 60_000_000
+
+
+@pytest.mark.parametrize("processes", ["0", "1"])
+def test_a_handler_that_ignores_every_cancellation_does_not_keep_the_worker(
+    queue: Queue, tmp_path: Path, processes: str
+) -> None:
+    job = queue.insert("be_deaf")
+
+    with worker(queue.dsn, tmp_path, "--processes", processes, "--grace-seconds", "0.1") as started:
+        wait_until(lambda: queue.effects(job) == 1)
+        assert started.stop(10) == 0
+    assert queue.state(job) == "ready"
+
+
+def test_a_worker_outlives_a_log_that_cannot_be_written(queue: Queue, tmp_path: Path) -> None:
+    with worker(queue.dsn, tmp_path, log="/dev/full", is_up=False) as started:
+        for _ in range(3):
+            job = queue.insert("touch")
+            queue.wait_for_state(job, "succeeded")
+        assert started.stop() == 0

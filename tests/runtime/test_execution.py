@@ -1,0 +1,451 @@
+"""The engine that runs handlers: every attempt is reported once, whatever its handler does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from pgqueue.errors import Cancel, RetryAfter, Snooze, Unrecoverable
+from pgqueue.model.context import JobContext
+from pgqueue.model.outcome import Ending, Outcome
+from pgqueue.model.task import TaskRegistry, define
+from pgqueue.runtime.board import Board
+from pgqueue.runtime.execution import Engine
+from pgqueue.runtime.wire import frame
+
+
+class Bench:
+    """An engine with a registry of its own, and what it reported."""
+
+    def __init__(self, slots: int = 4) -> None:
+        self.registry = TaskRegistry()
+        self.outcomes: dict[int, Outcome] = {}
+        self.progress: dict[int, Any] = {}
+        self.board = Board.create(64)
+        self._arrived = asyncio.Event()
+        self.engine = Engine(self.registry, slots, self._report, self.progress.update, self.board)
+        self._serial = 0
+
+    def _report(self, ended: list[tuple[int, float, Outcome]]) -> None:
+        for serial, _, outcome in ended:
+            assert serial not in self.outcomes, "reported twice"
+            self.outcomes[serial] = outcome
+        self._arrived.set()
+
+    def task(self, **options: Any) -> Callable[[Any], Any]:
+        def add(function: Any) -> Any:
+            self.registry.add(define(function, **options))
+            return function
+
+        return add
+
+    def submit(self, task: str, args: str = "{}", seconds: float | None = 60, attempt: int = 1) -> int:
+        self._serial += 1
+        self.engine.submit(
+            [[self._serial, 1000 + self._serial, attempt, task, args, seconds, 5, 0, "default", None, None]]
+        )
+        return self._serial
+
+    async def outcome(self, serial: int) -> Outcome:
+        async with asyncio.timeout(10):
+            while serial not in self.outcomes:
+                self._arrived.clear()
+                await self._arrived.wait()
+        return self.outcomes[serial]
+
+
+def bench(test: Callable[[Bench], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run an async test with a bench of its own."""
+
+    def run() -> None:
+        async def body() -> None:
+            made = Bench()
+            try:
+                await test(made)
+            finally:
+                made.engine.close()
+
+        asyncio.run(body())
+
+    run.__name__ = test.__name__
+    return run
+
+
+@bench
+async def test_a_handlers_result_is_its_outcome(bench: Bench) -> None:
+    @bench.task()
+    def double(number: int) -> int:
+        return number * 2
+
+    @bench.task()
+    async def triple(number: int) -> int:
+        return number * 3
+
+    first, second = bench.submit("double", '{"number": 4}'), bench.submit("triple", '{"number": 4}')
+
+    assert await bench.outcome(first) == Outcome(Ending.SUCCEEDED, "8")
+    assert await bench.outcome(second) == Outcome(Ending.SUCCEEDED, "12")
+
+
+@bench
+async def test_what_a_handler_raises_decides_its_outcome(bench: Bench) -> None:
+    @bench.task(retry=7)
+    def plain() -> None:
+        raise RuntimeError("no luck")
+
+    @bench.task(unrecoverable=[KeyError])
+    async def listed() -> None:
+        raise KeyError("gone")
+
+    def raising(name: str, error: BaseException) -> None:
+        def handler() -> None:
+            raise error
+
+        bench.registry.add(define(handler, name=name))
+
+    raising("later", RetryAfter(42))
+    raising("snoozed", Snooze(43))
+    raising("given_up", Cancel("nobody wants it"))
+    raising("hopeless", Unrecoverable("bad account"))
+
+    def ending(outcome: Outcome) -> tuple[Ending, float | None]:
+        return outcome.ending, outcome.seconds
+
+    assert ending(await bench.outcome(bench.submit("plain"))) == (Ending.FAILED, 7.0)
+    assert ending(await bench.outcome(bench.submit("listed"))) == (Ending.DEAD, None)
+    assert ending(await bench.outcome(bench.submit("later"))) == (Ending.FAILED, 42.0)
+    assert ending(await bench.outcome(bench.submit("snoozed"))) == (Ending.SNOOZED, 43.0)
+    assert ending(await bench.outcome(bench.submit("given_up"))) == (Ending.CANCELLED, None)
+    assert ending(await bench.outcome(bench.submit("hopeless"))) == (Ending.DEAD, None)
+
+
+@bench
+async def test_no_exception_of_a_handler_ends_the_engine(bench: Bench) -> None:
+    for kind in (SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, BaseException):
+
+        def sync(kind: type[BaseException] = kind) -> None:
+            raise kind
+
+        async def awaiting(kind: type[BaseException] = kind) -> None:
+            raise kind
+
+        # Defaults are arguments of the job, so each is wrapped before it is declared.
+        bench.registry.add(define(lambda run=sync: run(), name=f"sync {kind.__name__}"))
+
+        async def run_async(run: Any = awaiting) -> None:
+            await run()
+
+        bench.registry.add(define(run_async, name=f"async {kind.__name__}"))
+
+    for definition in list(bench.registry):
+        outcome = await bench.outcome(bench.submit(definition.name))
+
+        assert outcome.ending is Ending.FAILED, definition.name
+        assert definition.name.split()[1] in (outcome.text or "")
+
+
+@bench
+async def test_arguments_that_do_not_fit_are_dead_at_once_and_alone(bench: Bench) -> None:
+    @bench.task()
+    def double(number: int) -> int:
+        return number * 2
+
+    bad = [bench.submit("double", args) for args in ("[]", "{", '{"number": "x"}', "{}", '{"other": 1}')]
+    good = bench.submit("double", '{"number": 1}')
+
+    assert [(await bench.outcome(serial)).ending for serial in bad] == [Ending.DEAD] * 5
+    assert (await bench.outcome(good)).ending is Ending.SUCCEEDED
+
+
+@bench
+async def test_a_task_that_is_not_known_is_said_to_be_unknown(bench: Bench) -> None:
+    @bench.task()
+    def resize() -> None: ...
+
+    outcome = await bench.outcome(bench.submit("resise"))
+
+    assert outcome.ending is Ending.UNKNOWN_TASK
+    assert "did you mean 'resize'" in (outcome.text or "")
+
+
+@bench
+async def test_never_more_handlers_run_than_there_are_slots(bench: Bench) -> None:
+    lock, now, most = threading.Lock(), [0], [0]
+
+    def enter(change: int) -> None:
+        with lock:
+            now[0] += change
+            most[0] = max(most[0], now[0])
+
+    @bench.task()
+    def sync() -> None:
+        enter(1)
+        threading.Event().wait(0.005)
+        enter(-1)
+
+    @bench.task()
+    async def awaiting() -> None:
+        enter(1)
+        await asyncio.sleep(0.005)
+        enter(-1)
+
+    serials = [bench.submit("sync" if number % 3 else "awaiting") for number in range(60)]
+    for serial in serials:
+        await bench.outcome(serial)
+
+    assert most[0] == 4
+
+
+@bench
+async def test_an_async_handler_past_its_deadline_is_cancelled_and_timed_out(bench: Bench) -> None:
+    @bench.task(retry=1)
+    async def slow() -> None:
+        await asyncio.sleep(3600)
+
+    outcome = await bench.outcome(bench.submit("slow", seconds=0.05))
+
+    assert outcome.ending is Ending.FAILED
+    assert "timed out" in (outcome.text or "")
+
+
+@bench
+async def test_a_sync_handler_can_ask_whether_to_go_on(bench: Bench) -> None:
+    started = threading.Event()
+
+    @bench.task()
+    def patient(job: JobContext) -> None:
+        started.set()
+        while True:
+            job.check()
+            threading.Event().wait(0.01)
+
+    late = await bench.outcome(bench.submit("patient", seconds=0.05))
+    assert "timed out" in (late.text or "")
+
+    started.clear()
+    serial = bench.submit("patient")
+    await asyncio.to_thread(started.wait)
+    bench.engine.cancel([serial])
+    assert (await bench.outcome(serial)).ending is Ending.CANCELLED
+
+
+@bench
+async def test_a_cancel_reaches_a_handler_before_its_first_step(bench: Bench) -> None:
+    started = []
+
+    @bench.task()
+    async def slow() -> None:
+        started.append(1)
+        await asyncio.sleep(3600)
+
+    serial = bench.submit("slow")
+    bench.engine.cancel([serial])
+
+    assert (await bench.outcome(serial)).ending is Ending.CANCELLED
+    assert not started
+
+
+@bench
+async def test_what_has_not_started_is_given_back_on_stop(bench: Bench) -> None:
+    release = threading.Event()
+
+    @bench.task()
+    def hold() -> None:
+        release.wait(10)
+
+    running = [bench.submit("hold") for _ in range(4)]
+    waiting = [bench.submit("hold") for _ in range(3)]
+    bench.engine.stop()
+
+    assert [(await bench.outcome(serial)).ending for serial in waiting] == [Ending.RELEASED] * 3
+    release.set()
+    assert [(await bench.outcome(serial)).ending for serial in running] == [Ending.SUCCEEDED] * 4
+
+
+@bench
+async def test_what_waits_too_long_behind_long_jobs_is_given_back(bench: Bench) -> None:
+    release = threading.Event()
+
+    @bench.task()
+    def hold() -> None:
+        release.wait(30)
+
+    running = [bench.submit("hold") for _ in range(4)]
+    waiting = bench.submit("hold")
+
+    assert (await bench.outcome(waiting)).ending is Ending.RELEASED
+    release.set()
+    for serial in running:
+        await bench.outcome(serial)
+
+
+@bench
+async def test_the_board_shows_who_runs_and_nobody_else(bench: Bench) -> None:
+    started, release = threading.Semaphore(0), threading.Event()
+
+    @bench.task()
+    def hold() -> None:
+        started.release()
+        release.wait(10)
+
+    serials = [bench.submit("hold") for _ in range(6)]
+    for _ in range(4):
+        await asyncio.to_thread(started.acquire)
+    seen = bench.board.running()
+    release.set()
+    for serial in serials:
+        await bench.outcome(serial)
+
+    assert seen == set(serials[:4])
+    assert bench.board.running() == set()
+
+
+@bench
+async def test_context_variables_of_one_job_are_not_seen_by_the_next(bench: Bench) -> None:
+    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="clean")
+
+    @bench.task()
+    def sync() -> str:
+        before = variable.get()
+        variable.set("dirty")
+        return before
+
+    @bench.task()
+    async def awaiting() -> str:
+        before = variable.get()
+        variable.set("dirty")
+        return before
+
+    for _ in range(8):
+        assert (await bench.outcome(bench.submit("sync"))).text == '"clean"'
+        assert (await bench.outcome(bench.submit("awaiting"))).text == '"clean"'
+
+
+@bench
+async def test_a_result_that_cannot_be_kept_does_not_undo_the_work(bench: Bench) -> None:
+    @bench.task()
+    def odd() -> object:
+        return object()
+
+    @bench.task()
+    def large() -> str:
+        return "x" * 2_000_000
+
+    for name in ("odd", "large"):
+        outcome = await bench.outcome(bench.submit(name))
+        assert outcome.ending is Ending.SUCCEEDED
+        assert outcome.text is None
+        assert outcome.note
+
+
+@bench
+async def test_progress_is_passed_on(bench: Bench) -> None:
+    release = threading.Event()
+
+    @bench.task()
+    def work(job: JobContext) -> None:
+        job.progress(3, 10, "three of ten")
+        release.wait(10)
+
+    serial = bench.submit("work")
+    async with asyncio.timeout(5):
+        while serial not in bench.progress:
+            await asyncio.sleep(0.01)
+    release.set()
+    await bench.outcome(serial)
+
+    assert bench.progress[serial]["done"] == 3
+
+
+@bench
+async def test_no_failure_is_too_odd_to_be_reported(bench: Bench) -> None:
+    class Unannotatable(Exception):
+        __notes__ = 7  # type: ignore[assignment]
+
+    class Unspeakable(Exception):
+        def __str__(self) -> str:
+            raise SystemExit
+
+    def leave(_attempt: int, _error: BaseException) -> float:
+        raise SystemExit
+
+    def raising(name: str, error: BaseException, **options: Any) -> None:
+        async def awaiting() -> None:
+            raise error
+
+        def sync() -> None:
+            raise error
+
+        bench.registry.add(define(awaiting, name=f"{name} async", **options))
+        bench.registry.add(define(sync, name=f"{name} sync", **options))
+
+    raising("odd", Unannotatable(), retry=leave)
+    raising("mute", Unspeakable())
+    raising("tired", Snooze(1, reason="half a pair \ud800 \x00"))
+    raising("busy", Snooze(1, reason=object()))  # type: ignore[arg-type]
+
+    for definition in list(bench.registry):
+        outcome = await bench.outcome(bench.submit(definition.name))
+
+        assert frame(outcome.to_wire()), definition.name
+        assert "\x00" not in (outcome.text or "")
+
+
+@bench
+async def test_jobs_wait_for_a_thread_when_the_system_allows_no_more(bench: Bench) -> None:
+    start, allowed = threading.Thread.start, [2]
+
+    def start_some(thread: threading.Thread) -> None:
+        if thread.name.startswith("pgqueue-slot"):
+            allowed[0] -= 1
+            if allowed[0] < 0:
+                raise RuntimeError("can't start new thread")
+        start(thread)
+
+    @bench.task()
+    def work() -> None:
+        threading.Event().wait(0.01)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start_some)
+        serials = [bench.submit("work") for _ in range(20)]
+        outcomes = [await bench.outcome(serial) for serial in serials]
+
+    assert [outcome.ending for outcome in outcomes] == [Ending.SUCCEEDED] * 20
+
+
+@bench
+async def test_a_full_board_fails_no_job(bench: Bench) -> None:
+    while bench.board.put(1) >= 0:
+        pass
+
+    @bench.task()
+    def work() -> None: ...
+
+    assert (await bench.outcome(bench.submit("work"))).ending is Ending.SUCCEEDED
+
+
+def test_a_handlers_log_lines_carry_its_job(caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[Any] = []
+
+    @bench
+    async def body(bench: Bench) -> None:
+        from pgqueue.runtime.log import current_attempt
+
+        @bench.task()
+        def talk() -> None:
+            seen.append(current_attempt.get())
+            logging.getLogger("shop").warning("hello")
+
+        serial = bench.submit("talk")
+        await bench.outcome(serial)
+
+    body()
+
+    assert seen == [(1001, 1, "talk")]

@@ -1,0 +1,34 @@
+"""Messages between parent and child."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pgqueue.runtime.wire import Decoder, frame
+
+MESSAGES = [
+    ["run", [[1, 2, "é\u2028", None, 0.5]]],
+    ["stop"],
+    ["done", [[1, 0.1, "succeeded", "x" * 70_000, None, None]]],
+]
+
+
+@given(st.lists(st.integers(1, 60_000), max_size=20))
+def test_a_stream_cut_anywhere_gives_the_same_messages(cuts: list[int]) -> None:
+    stream = b"".join(map(frame, MESSAGES))
+    decoder, got, at = Decoder(), [], 0
+    for cut in cuts:
+        got += decoder.feed(stream[at : at + cut])
+        at += cut
+    got += decoder.feed(stream[at:])
+
+    assert got == MESSAGES
+
+
+def test_half_a_message_waits_for_its_other_half() -> None:
+    decoder, one = Decoder(), frame(["stop"])
+
+    assert decoder.feed(one[:3]) == []
+    assert decoder.feed(one[3:-1]) == []
+    assert decoder.feed(one[-1:]) == [["stop"]]
