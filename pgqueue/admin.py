@@ -1,0 +1,261 @@
+"""What an operator asks of a queue and does to it, on a plain connection in autocommit.
+
+Each function says what became of every job it was given: an operator at night must not have to
+guess which of forty ids were not there any more.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pgqueue.database import Connection, run
+from pgqueue.errors import JobNotFound
+from pgqueue.model.job import JobState
+from pgqueue.sql import inspect, operate
+from pgqueue.sql.inspect import DeadFilter, DeadJob, JobDetails, JobSummary, QueueSummary, WorkerSummary
+
+__all__ = [
+    "DeadFilter",
+    "DeadJob",
+    "JobDetails",
+    "JobSummary",
+    "Outcome",
+    "QueueSummary",
+    "WorkerSummary",
+    "cancel",
+    "count_dead",
+    "list_dead",
+    "list_jobs",
+    "list_queues",
+    "list_workers",
+    "purge_dead",
+    "queue_names",
+    "redrive",
+    "retry",
+    "show_job",
+    "task_names",
+]
+
+EXTRA_ATTEMPTS = 5
+BATCH = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one job; `reason` says why when it is not what was asked for."""
+
+    job_id: int
+    outcome: str
+    is_done: bool
+    reason: str | None = None
+
+
+# Looking.
+
+
+def list_jobs(
+    connection: Connection[Any],
+    *,
+    states: Sequence[JobState] = tuple(JobState),
+    queue: str | None = None,
+    task: str | None = None,
+    below_id: int | None = None,
+    limit: int = 50,
+    max_chars: int | None = None,
+    schema: str = "pgqueue",
+) -> list[JobSummary]:
+    """List jobs in any of the states, the newest first; `below_id` continues a page."""
+    statement = inspect.list_jobs(
+        states, queue=queue, task=task, below_id=below_id, limit=limit, max_chars=max_chars
+    )
+    return run(connection, statement, schema)
+
+
+def show_job(connection: Connection[Any], job_id: int, schema: str = "pgqueue") -> JobDetails:
+    """Give everything kept about a job, live or ended.
+
+    Raises:
+        JobNotFound: there is none, or its history is no longer kept.
+    """
+    details = run(connection, inspect.show_job(job_id), schema)
+    if details is None:
+        raise JobNotFound(job_id)
+    return details
+
+
+def list_dead(
+    connection: Connection[Any], which: DeadFilter | None = None, limit: int = 50, schema: str = "pgqueue"
+) -> list[DeadJob]:
+    """List dead letters, the latest first."""
+    return run(connection, inspect.list_dead(which or DeadFilter(), limit), schema)
+
+
+def count_dead(
+    connection: Connection[Any], which: DeadFilter, schema: str = "pgqueue"
+) -> tuple[int, datetime]:
+    """Count dead letters, and say as of when: `redrive` and `purge_dead` leave later ones alone."""
+    return run(connection, inspect.count_dead(which), schema)
+
+
+def list_queues(
+    connection: Connection[Any], count_cap: int = inspect.COUNT_CAP, schema: str = "pgqueue"
+) -> list[QueueSummary]:
+    """List the queues at a cost that does not grow with their length: counting stops at the cap."""
+    return run(connection, inspect.list_queues(count_cap), schema)
+
+
+def list_workers(connection: Connection[Any], schema: str = "pgqueue") -> list[WorkerSummary]:
+    """List workers, the one seen last first."""
+    return run(connection, inspect.list_workers(), schema)
+
+
+def task_names(connection: Connection[Any], schema: str = "pgqueue") -> list[str]:
+    """Name the tasks that workers registered."""
+    return run(connection, inspect.task_names(), schema)
+
+
+def queue_names(connection: Connection[Any], schema: str = "pgqueue") -> list[str]:
+    """Name the queues of registered tasks and those with settings."""
+    return run(connection, inspect.queue_names(), schema)
+
+
+# Acting.
+
+
+def cancel(
+    connection: Connection[Any], job_ids: Sequence[int], reason: str = "cancelled", schema: str = "pgqueue"
+) -> list[Outcome]:
+    """Cancel jobs: waiting ones end now, running ones are asked to stop and never run again."""
+    done = run(connection, operate.cancel(job_ids, reason), schema)
+    rest = _states(connection, [job_id for job_id in job_ids if job_id not in done], schema)
+    return [
+        _cancelled(job_id, done[job_id]) if job_id in done else _not_cancelled(job_id, rest[job_id])
+        for job_id in dict.fromkeys(job_ids)
+    ]
+
+
+def retry(
+    connection: Connection[Any],
+    job_ids: Sequence[int],
+    extra_attempts: int = EXTRA_ATTEMPTS,
+    schema: str = "pgqueue",
+) -> list[Outcome]:
+    """Let jobs run now: scheduled ones become ready, dead ones come back with more attempts."""
+    woken = run(connection, operate.run_now(job_ids), schema)
+    rest = _states(connection, [job_id for job_id in job_ids if job_id not in woken], schema)
+    dead = [job_id for job_id, state in rest.items() if state == JobState.DEAD]
+    redriven = run(connection, operate.redrive(dead, extra_attempts), schema) if dead else {}
+    outcomes = []
+    for job_id in dict.fromkeys(job_ids):
+        if job_id in woken:
+            outcomes.append(Outcome(job_id, "ready", is_done=True))
+        elif job_id in redriven:
+            outcomes.append(_redriven(job_id, redriven[job_id]))
+        else:
+            outcomes.append(_not_retried(job_id, rest[job_id]))
+    return outcomes
+
+
+def redrive(
+    connection: Connection[Any],
+    which: DeadFilter,
+    until: datetime,
+    *,
+    per_second: float | None = None,
+    extra_attempts: int = EXTRA_ATTEMPTS,
+    schema: str = "pgqueue",
+) -> Iterator[list[Outcome]]:
+    """Put dead letters that died by `until` back, in batches that commit by themselves.
+
+    At most `per_second` a second. Each is tried once, also when it dies again meanwhile, and each id
+    of the filter gets an outcome. Stopping in between is safe: what was not reached stays dead.
+    """
+    missing = dict.fromkeys(which.job_ids or ())
+    for batch in _batches(connection, which, until, per_second, schema):
+        outcomes = run(connection, operate.redrive(batch, extra_attempts), schema)
+        yield [_redriven(job_id, outcomes[job_id]) for job_id in batch]
+        for job_id in batch:
+            missing.pop(job_id, None)
+    if missing:
+        yield [_redriven(job_id, "not_found") for job_id in missing]
+
+
+def purge_dead(
+    connection: Connection[Any], which: DeadFilter, until: datetime, schema: str = "pgqueue"
+) -> Iterator[list[int]]:
+    """Delete dead letters that died by `until`, in batches that commit by themselves; gives their ids."""
+    for batch in _batches(connection, which, until, None, schema):
+        yield run(connection, operate.purge_dead(batch), schema)
+
+
+def _batches(
+    connection: Connection[Any], which: DeadFilter, until: datetime, per_second: float | None, schema: str
+) -> Iterator[list[int]]:
+    size = BATCH if per_second is None else max(1, min(BATCH, math.floor(per_second / 4)))
+    last_id, done, started_at = 0, 0, time.monotonic()
+    while batch := run(connection, inspect.next_dead(which, last_id, until, size), schema):
+        if per_second is not None:
+            time.sleep(max(0.0, started_at + done / per_second - time.monotonic()))
+        yield batch
+        last_id, done = batch[-1], done + len(batch)
+
+
+def _states(connection: Connection[Any], job_ids: Sequence[int], schema: str) -> dict[int, str | None]:
+    states = run(connection, inspect.job_states(job_ids), schema) if job_ids else {}
+    return {job_id: states.get(job_id) for job_id in job_ids}
+
+
+def _cancelled(job_id: int, outcome: str) -> Outcome:
+    reason = "it is running and was asked to stop" if outcome == "requested" else None
+    return Outcome(job_id, outcome, is_done=True, reason=reason)
+
+
+def _not_cancelled(job_id: int, state: str | None) -> Outcome:
+    if state is None:
+        return _not_found(job_id)
+    if state == JobState.CANCELLED:
+        return Outcome(job_id, "cancelled", is_done=True, reason="it was cancelled before")
+    if state == JobState.DEAD:
+        return _refused(job_id, f"it is dead; delete it with: pgqueue dlq purge {job_id}")
+    return _refused(job_id, "it succeeded already" if state == JobState.SUCCEEDED else f"it is {state} again")
+
+
+_NOT_RETRIED = {
+    JobState.RUNNING: "it is running; cancel it first, or wait",
+    JobState.BLOCKED: "it waits for its concurrency key; see: pgqueue jobs show {}",
+    "rate_limited": "it waits for its rate limit; see: pgqueue jobs show {}",
+    JobState.SUCCEEDED: "it succeeded; enqueue a new job to do it again",
+    JobState.CANCELLED: "it was cancelled; enqueue a new job to do it after all",
+    JobState.SCHEDULED: "it was put back at this moment; try again",
+    JobState.DEAD: "it died at this moment; try again",
+}
+
+
+def _not_retried(job_id: int, state: str | None) -> Outcome:
+    if state is None:
+        return _not_found(job_id)
+    if state == JobState.READY:
+        return Outcome(job_id, "ready", is_done=True, reason="it was ready already")
+    return _refused(job_id, _NOT_RETRIED[state].format(job_id))
+
+
+def _redriven(job_id: int, outcome: str) -> Outcome:
+    reasons = {
+        "unique_key_taken": "a live job holds its unique key; try again when that one has ended",
+        "not_found": "it is not among these dead jobs",
+    }
+    return Outcome(job_id, outcome, is_done=outcome == "ready", reason=reasons.get(outcome))
+
+
+def _refused(job_id: int, reason: str) -> Outcome:
+    return Outcome(job_id, "refused", is_done=False, reason=reason)
+
+
+def _not_found(job_id: int) -> Outcome:
+    reason = "it never existed, or its history is no longer kept"
+    return Outcome(job_id, "not_found", is_done=False, reason=reason)

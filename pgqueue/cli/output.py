@@ -1,0 +1,239 @@
+"""What commands print: tables for people, one JSON document for programs, talk on stderr.
+
+Whatever comes out of the database is made harmless first: a task name, an error or an argument
+may hold escape sequences that a terminal would obey.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import sys
+import time
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import click
+
+Cell = str | int | None
+GAP = "  "
+NARROWEST = 10
+PROGRESS_EVERY_SECONDS = 30.0
+
+
+def say(message: str) -> None:
+    """Tell the person something that is not the result: stderr."""
+    click.echo(message, err=True)
+
+
+# Tables.
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column's title, and whether it may be cut when the terminal is too narrow."""
+
+    title: str
+    is_number: bool = False
+    may_shrink: bool = False
+
+
+def table(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], *, empty: str) -> None:
+    """Print an aligned table, or say `empty` on stderr; cut to the terminal only if there is one."""
+    lines = [[plain(cell) for cell in row] for row in rows]
+    if not lines:
+        say(empty)
+        return
+    lines.insert(0, [column.title.upper() for column in columns])
+    widths = [max(map(display_width, cells)) for cells in zip(*lines, strict=True)]
+    if sys.stdout.isatty():
+        _shrink(widths, columns, shutil.get_terminal_size().columns)
+    click.echo("\n".join(_line(cells, columns, widths) for cells in lines))
+
+
+def _shrink(widths: list[int], columns: Sequence[Column], room: int) -> None:
+    # From the right: what tells one row from another stands at the left.
+    for place in reversed(range(len(columns))):
+        excess = sum(widths) + len(GAP) * (len(widths) - 1) - room
+        if excess > 0 and columns[place].may_shrink:
+            widths[place] = min(widths[place], max(NARROWEST, widths[place] - excess))
+
+
+def _line(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
+    padded = []
+    for cell, column, width in zip(cells, columns, widths, strict=True):
+        cut = shorten(cell, width)
+        space = " " * (width - display_width(cut))
+        padded.append(space + cut if column.is_number else cut + space)
+    return GAP.join(padded).rstrip()
+
+
+def fields(pairs: Iterable[tuple[str, Cell]]) -> None:
+    """Print `name  value` lines; a field without a value is left out."""
+    shown = [(name, plain(value)) for name, value in pairs if value is not None]
+    width = max((len(name) for name, _ in shown), default=0)
+    click.echo("\n".join(f"{name.ljust(width)}{GAP}{value}" for name, value in shown))
+
+
+def heading(title: str) -> None:
+    click.echo(f"\n{title}")
+
+
+def block(text: str, indent: str = "  ") -> None:
+    """Print text of several lines, harmless and indented."""
+    click.echo("\n".join((indent + plain(line)).rstrip() for line in text.splitlines()))
+
+
+def plain(cell: Cell) -> str:
+    """Give the cell as one line that no terminal takes for a command."""
+    if cell is None:
+        return "-"
+    text = str(cell)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def headline(text: str) -> str:
+    """Give the line that says it: of a traceback the last one, of anything else the first."""
+    lines = text.strip().splitlines() or [""]
+    return lines[-1].strip() if lines[0].startswith("Traceback (") else lines[0]
+
+
+def display_width(text: str) -> int:
+    if text.isascii():
+        return len(text)
+    return sum(_cells(character) for character in text)
+
+
+def shorten(text: str, width: int) -> str:
+    """Cut the text to so many terminal cells, with an ellipsis where something is missing."""
+    if display_width(text) <= width:
+        return text
+    kept, used = [], 1
+    for character in text:
+        used += _cells(character)
+        if used > width:
+            break
+        kept.append(character)
+    return "".join(kept) + "…"
+
+
+def _cells(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+# Numbers and times.
+
+
+def duration(seconds: float) -> str:
+    """Give a length of time as a person says it: 3 s, 12 min, 5 h, 2 d."""
+    whole = round(abs(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if round(whole / 60) < 60:
+        return f"{round(whole / 60)} min"
+    if round(whole / 3600) < 48:
+        return f"{round(whole / 3600)} h"
+    return f"{round(whole / 86400)} d"
+
+
+def elapsed(start: datetime, end: datetime) -> str:
+    return duration(max(0.0, (end - start).total_seconds()))
+
+
+def ago(at: datetime, now: datetime) -> str:
+    """Give where an instant lies from now: 12 min ago, in 5 min."""
+    seconds = (now - at).total_seconds()
+    return f"{duration(seconds)} ago" if seconds >= 0 else f"in {duration(seconds)}"
+
+
+def instant(at: datetime | None, now: datetime) -> str | None:
+    """Give an instant and where it lies from now: 2026-01-31 14:05:09 UTC (12 min ago)."""
+    return None if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC ({ago(at, now)})"
+
+
+def counted(number: int, noun: str) -> str:
+    """Give `1 job`, `2,000 jobs`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+# JSON.
+
+
+def document(value: Any) -> None:
+    """Print the one JSON document of a --json command."""
+    text = json_text(value)
+    # Only strings can hold anything unprintable besides our own line ends.
+    click.echo(text if text.replace("\n", "").isprintable() else "".join(map(_escaped, text)))
+
+
+def _escaped(character: str) -> str:
+    if character.isprintable() or character == "\n":
+        return character
+    return json.dumps(character)[1:-1]
+
+
+def pretty(text: str) -> str:
+    """Give JSON text over several lines; numbers stay as they are written."""
+    from pgqueue.sql.inspect import JsonText
+
+    try:
+        return json_text(json.loads(text, parse_int=JsonText, parse_float=JsonText))
+    except (ValueError, RecursionError):
+        return text
+
+
+def json_text(value: Any, indent: str = "\n") -> str:
+    """Encode dataclasses, times (ISO 8601, UTC), uuids, and JSON from the database as it is."""
+    from pgqueue.sql.inspect import JsonText
+
+    if isinstance(value, JsonText):
+        return str(value)
+    if isinstance(value, datetime):
+        return json.dumps(value.astimezone(UTC).isoformat().replace("+00:00", "Z"))
+    if isinstance(value, UUID):
+        return json.dumps(str(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+    deeper = indent + "  "
+    if isinstance(value, Mapping):
+        members = [f"{json.dumps(str(k))}: {json_text(v, deeper)}" for k, v in value.items()]
+        return "{" + deeper + ("," + deeper).join(members) + indent + "}" if members else "{}"
+    if isinstance(value, (list, tuple)):
+        elements = [json_text(each, deeper) for each in value]
+        return "[" + deeper + ("," + deeper).join(elements) + indent + "]" if elements else "[]"
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+# Progress.
+
+
+@contextmanager
+def progress(
+    label: str, total: int, every_seconds: float = PROGRESS_EVERY_SECONDS
+) -> Iterator[Callable[[int], None]]:
+    """Show how far a long operation is: a bar on a terminal, now and then a line elsewhere; on stderr."""
+    if sys.stderr.isatty() and total > 1:
+        with click.progressbar(length=total, label=label, file=sys.stderr, show_pos=True) as bar:
+            yield bar.update
+        return
+    done = 0
+    said_at = time.monotonic()
+
+    def advance(count: int) -> None:
+        nonlocal done, said_at
+        done += count
+        if time.monotonic() - said_at >= every_seconds:
+            said_at = time.monotonic()
+            say(f"{label}: {done:,} of {total:,}")
+
+    yield advance
