@@ -102,7 +102,7 @@ def upgrade(dsn: str, schema: str = DEFAULT_SCHEMA) -> list[str]:
 
 
 def render(schema: str = DEFAULT_SCHEMA, since: str | None = None) -> str:
-    """Give the script that does what `upgrade` would, for a database without the schema or at revision `since`.
+    """Give the script that does what `upgrade` would, for no schema yet or for one at revision `since`.
 
     Raises:
         ConfigurationError: the schema's name is not plain, or there is no such revision.

@@ -45,12 +45,16 @@ class Board:
         self._words[place] = serial
         return place
 
+    def mark_ended(self, place: int) -> None:
+        """Say that the handler at this place has ended, though nobody has been told how."""
+        self._words[place] = -self._words[place]
+
     def clear(self, place: int) -> None:
         self._words[place] = 0
         self._free.append(place)
 
     def running(self) -> set[int]:
-        return {serial for serial in self._words if serial}
+        return {serial for serial in self._words if serial > 0}
 
     def close(self) -> None:
         self._words.release()

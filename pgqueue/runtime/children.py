@@ -101,6 +101,22 @@ class Child:
         raise NotImplementedError
 
 
+class Nowhere(Child):
+    """The place of an attempt that no child has: it only waits for its end or its turn."""
+
+    def __init__(self, listener: Listener) -> None:
+        super().__init__(-1, (), listener)
+
+    def cancel(self, serials: list[int]) -> None:
+        """Nothing runs here that could stop; what waits is given back soon, and then cancelled."""
+
+    def lose(self, serials: list[int]) -> None:
+        """Nothing runs here that could be told."""
+
+    def kill(self) -> bool:
+        return True
+
+
 class ChildProcess(Child, asyncio.Protocol):
     """A child in a process of its own."""
 

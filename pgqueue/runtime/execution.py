@@ -383,6 +383,8 @@ class Engine:
         with self._lock:
             for attempt, outcome in ended:
                 self._running.pop(attempt.serial, None)
+                if attempt.place >= 0:
+                    self._board.mark_ended(attempt.place)
                 seconds = now - attempt.started_at if attempt.started_at else 0.0
                 self._ended.append((attempt, (attempt.serial, seconds, outcome)))
             is_first = not self._is_flush_due

@@ -15,8 +15,9 @@ from pgqueue.database import redact
 from pgqueue.errors import ConfigurationError
 from pgqueue.model.outcome import RELEASED, Ending, Outcome
 from pgqueue.runtime.application import ApplicationError
-from pgqueue.runtime.children import Child, ChildProcess, LocalChild
+from pgqueue.runtime.children import Child, ChildProcess, LocalChild, Nowhere
 from pgqueue.runtime.finisher import Finished, Finisher
+from pgqueue.runtime.infirmary import Infirmary
 from pgqueue.runtime.launch import Launch
 from pgqueue.runtime.ledger import Held, Ledger, Pool
 from pgqueue.runtime.log import Log
@@ -24,6 +25,8 @@ from pgqueue.runtime.wire import dumps
 from pgqueue.sql.attempts import ClaimedRow
 
 _TICK_SECONDS = 0.05
+# After so many crashes a job runs apart: one more, and it is dead. Before that it runs again at once.
+_ISOLATED_CRASHES = 2
 _LOAD_SECONDS = 60.0
 # A child that lived so long did not die of its start.
 _HEALTHY_SECONDS = 30.0
@@ -48,6 +51,8 @@ class Nursery:
         self._startup: asyncio.Future[Child] | None = None
         self._dsn = launch.dsn
         self._finisher: Finisher | None = None
+        self._nowhere = Nowhere(self)
+        self._infirmary = Infirmary(lambda: self._spawn(self._count), self._finish)
         self.is_draining = False
 
     # Starting.
@@ -121,6 +126,8 @@ class Nursery:
 
     def _shares(self, number: int) -> list[int]:
         """Deal out each pool's slots to the children; who gets one more changes from pool to pool."""
+        if number == self._count:  # the infirmary
+            return [1 for _ in self._settings.pools()]
         return [
             slots // self._count + ((number - pool) % self._count < slots % self._count)
             for pool, (slots, _) in enumerate(self._settings.pools())
@@ -183,7 +190,11 @@ class Nursery:
         return sum(max(0, child.free(pool.number)) for child in ready) if ready else None
 
     def _ready(self, pool: Pool) -> list[Child]:
-        return [child for child in self._children if child.is_ready and child.slots[pool.number]]
+        return [
+            child
+            for child in self._children
+            if child.is_ready and child.slots[pool.number] and child.number < self._count
+        ]
 
     def dispatch(self, rows: list[ClaimedRow], queue: str, pool: Pool) -> None:
         """Send claimed attempts to the children with most room."""
@@ -191,18 +202,18 @@ class Nursery:
         ready = self._ready(pool)
         if not ready or self.is_draining:
             # The last one died while the claim was under way, or we are about to end.
-            nowhere = Child(-1, (), self)
-            taken = [self._ledger.take(row, queue, pool, nowhere, now)[0] for row in rows]
+            taken = [self._ledger.take(row, queue, pool, self._nowhere, now)[0] for row in rows]
             self._finish([Finished(held, RELEASED, 0.0) for held in taken])
             return
         messages: dict[int, list[list[Any]]] = {child.number: [] for child in ready}
         free = {child.number: child.free(pool.number) for child in ready}
         for row in rows:
+            if row.crashes >= _ISOLATED_CRASHES and self._settings.processes:
+                self._isolate(row, queue, pool, now)
+                continue
             child = max(ready, key=lambda one: free[one.number]) if len(ready) > 1 else ready[0]
             free[child.number] -= 1
-            held, older = self._ledger.take(row, queue, pool, child, now)
-            if older is not None and not older.is_lost:
-                self.lose(older, "another claim of the job was made meanwhile")
+            held = self._take(row, queue, pool, child, now)
             messages[child.number].append(_message(held.serial, row, queue))
         for child in ready:
             if messages[child.number]:
@@ -212,6 +223,17 @@ class Nursery:
                 self._log.debug(
                     "job started", job_id=row.job_id, task=row.task, queue=queue, attempt=row.attempt
                 )
+
+    def _take(self, row: ClaimedRow, queue: str, pool: Pool, child: Child, now: float) -> Held:
+        held, older = self._ledger.take(row, queue, pool, child, now)
+        if older is not None and not older.is_lost:
+            self.lose(older, "another claim of the job was made meanwhile")
+        return held
+
+    def _isolate(self, row: ClaimedRow, queue: str, pool: Pool, now: float) -> None:
+        """Run a job apart from all others, because processes keep dying where it runs."""
+        held = self._take(row, queue, pool, self._nowhere, now)
+        self._infirmary.admit(held, _message(held.serial, row, queue))
 
     # Their end.
 
@@ -228,6 +250,8 @@ class Nursery:
                         "killing a child that does not come up", child=child.number, pid=child.pid
                     )
             self._kill_overdue(now)
+            if not self.is_draining:
+                await self._infirmary.tend(now)
             for number in [number for number, at in self._respawn_at.items() if now >= at]:
                 del self._respawn_at[number]
                 if not self.is_draining:
@@ -269,7 +293,12 @@ class Nursery:
                     ConfigurationError(f"the process that loads {self._launch.app} {reason}")
                 )
         elif not self.is_draining:
-            self._plan_respawn(child, now, was_killed_by_us=was_killed_by_us)
+            if child.number < self._count:
+                self._plan_respawn(child, now, was_killed_by_us=was_killed_by_us)
+            if child is self._infirmary.child:
+                self._infirmary.child = None
+            elif child.number == self._count:  # let go, because nobody needed it
+                return
             self._log.error(
                 "child died", child=child.number, pid=child.pid, reason=reason, jobs=len(finished)
             )
@@ -309,6 +338,7 @@ class Nursery:
     def stop(self) -> None:
         """Have every child start nothing more and give back what it has not started."""
         self.is_draining = True
+        self._infirmary.release()
         for child in self._children:
             child.stop()
 

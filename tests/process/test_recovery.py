@@ -137,14 +137,16 @@ def test_a_job_that_kills_its_process_is_dead_after_three_crashes_and_others_are
     queue: Queue, tmp_path: Path
 ) -> None:
     killer = queue.insert("die")
-    others = [queue.insert("touch") for _ in range(50)]
+    others = [queue.insert("block", '{"seconds": 0.05}') for _ in range(100)]
 
-    ended = until_empty(queue.dsn, tmp_path, "-c", "2")
+    ended = until_empty(queue.dsn, tmp_path, "-c", "8")
 
     assert ended.process.returncode == 3, ended.text()
     assert queue.effects(killer) == 3
+    # Neighbours may die with it twice; the third time it runs apart from them.
+    assert queue.one("SELECT max(crashes) FROM pgqueue.finished_jobs") <= 2
     assert "exited with status 7" in queue.one("SELECT reason FROM pgqueue.dead_jobs WHERE id = %s", killer)
-    assert [queue.state(job) for job in others] == ["succeeded"] * 50
+    assert [queue.state(job) for job in others] == ["succeeded"] * 100
 
 
 def test_a_handler_that_does_not_stop_is_killed_and_its_neighbours_go_back_unharmed(
