@@ -66,6 +66,9 @@ class Postgres:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell starts what runs in the background deaf to Ctrl-C, and every process of a test would inherit
+    # that; a handler of our own is not inherited.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in list(os.environ):
         if name == "DATABASE_URL" or (name.startswith("PG") and name not in KEPT_VARIABLES):
             del os.environ[name]

@@ -7,6 +7,7 @@ Commands are imported when they are called, and import what they need when they 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -115,6 +116,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         dsn = sys.modules.get("pgqueue.dsn")
         if dsn is not None:
             dsn.release_embedded()
+        _let_go_of_output()
+
+
+def _let_go_of_output() -> None:
+    """Write out what is left; where that fails, the last flush of all must not change the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _report(error: BaseException) -> int:

@@ -27,7 +27,18 @@ from pgqueue.embedded.folder import DataFolder, Postmaster
 from pgqueue.embedded.programs import Install, chosen_install, find_install, find_psql, installs, version_of
 from pgqueue.errors import EmbeddedServerError
 
-__all__ = ["Install", "Server", "Status", "default_data", "find_psql", "installs", "start", "status", "stop"]
+__all__ = [
+    "Install",
+    "Server",
+    "Status",
+    "default_data",
+    "find_psql",
+    "installs",
+    "start",
+    "status",
+    "stop",
+    "version_of",
+]
 
 # Quick, and lost when the machine is: for data nobody will miss.
 THROWAWAY_SETTINGS: Settings = {

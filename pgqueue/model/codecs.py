@@ -207,9 +207,13 @@ class EnumCodec(Codec):
     def decode(self, value: Any) -> Any:
         if self._is_flag and type(value) is int:
             try:
-                return self._kind(value)
+                flags = self._kind(value)
             except ValueError:
                 raise self.refusal(value) from None
+            # Before Python 3.11.4 a Flag drops the bits it does not know instead of refusing them.
+            if flags.value != value:
+                raise self.refusal(value)
+            return flags
         # True equals 1, so the type is part of the question.
         if type(value) not in (str, int) or value not in self._members:
             raise Misfit(f"expected one of {listed(self._members)}, got {shown(value)}")
