@@ -6,7 +6,10 @@ correct there), notices a dead peer within seconds, and never puts a password in
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import socket
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -24,6 +27,7 @@ __all__ = [
     "aconnect",
     "arun",
     "connect",
+    "cut",
     "describe",
     "errors",
     "implementation",
@@ -132,6 +136,18 @@ async def arun(connection: AsyncConnection[Any], statement: Statement[T], schema
     async with connection.cursor(row_factory=tuple_row) as cursor:
         await cursor.execute(statement.in_schema(schema), statement.params)
         return statement.read(await cursor.fetchall() if cursor.description else ())
+
+
+def cut(connection: Connection[Any] | AsyncConnection[Any]) -> None:
+    """Break a connection whose other side does not answer; whoever waits on it hears at once, in any thread.
+
+    A cancel would not do: the driver then waits for the answer to that.
+    """
+    with (
+        contextlib.suppress(OSError, psycopg.Error),
+        socket.socket(fileno=os.dup(connection.fileno())) as peer,
+    ):
+        peer.shutdown(socket.SHUT_RDWR)
 
 
 def is_infrastructure(error: BaseException) -> bool:

@@ -53,6 +53,18 @@ _DEFAULTS = {
     help="Child processes to run them in; 0 runs handlers inside the worker itself, for debugging.",
 )
 @click.option(
+    "--max-jobs-per-child",
+    type=int,
+    metavar="N",
+    help="Replace a child process once it has run so many jobs; what still runs in it finishes first.",
+)
+@click.option(
+    "--max-memory-mb",
+    type=int,
+    metavar="MB",
+    help="Replace a child process, in the same way, once it holds more memory; looked at every second.",
+)
+@click.option(
     "--until-empty",
     is_flag=True,
     help="End when nothing is left that is due, runs or will be retried: exit 0, or 3 if jobs died.",
@@ -126,6 +138,8 @@ def command(
     queues: tuple[str, ...],
     concurrency: int,
     processes: int,
+    max_jobs_per_child: int | None,
+    max_memory_mb: int | None,
     until_empty: bool,
     grace_seconds: float,
     kill_grace_seconds: float,
@@ -144,11 +158,19 @@ def command(
     The worker is one parent, which talks to the database, and child processes, which import the
     application and run its handlers. SIGTERM or SIGINT: claim nothing more, let running jobs
     finish within the grace, give the rest back, exit 0; a second one, or SIGQUIT: give everything
-    back now. The log goes to standard error.
+    back now, exit 0. What was given back has used up no attempt. If the database is away then, the
+    end does not wait for it: the leases run out, and another worker takes the jobs over.
+
+    The log goes to standard error. It works as process 1 of a container, and tells systemd that it
+    is ready, how it is, and that it lives (Type=notify, WatchdogSec).
 
     \b
-    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 jobs died (with --until-empty),
-    75 the database could not be reached at the start.
+    Exit codes:
+       0  ended by a signal, or the queues were empty (--until-empty)
+       1  failed: a part of the worker broke, or the queue's tables do not fit
+       2  wrong usage, or an application that cannot be loaded
+       3  jobs died (--until-empty)
+      75  the database could not be reached at the start
 
     \b
     Example:
@@ -175,6 +197,8 @@ def command(
         retention_seconds=retention_seconds,
         unknown_task_grace_seconds=unknown_task_grace_seconds,
         until_empty=until_empty,
+        max_jobs_per_child=max_jobs_per_child,
+        max_memory_mb=max_memory_mb,
     )
     launch = Launch(
         app=application_name(app),

@@ -66,6 +66,8 @@ class WorkerSettings:
     retention_seconds: float = DEFAULT_RETENTION_SECONDS
     unknown_task_grace_seconds: float = DEFAULT_UNKNOWN_TASK_GRACE_SECONDS
     until_empty: bool = False
+    max_jobs_per_child: int | None = None
+    max_memory_mb: int | None = None
 
     def __post_init__(self) -> None:
         _between("concurrency", self.concurrency, 1, 10_000)
@@ -81,6 +83,15 @@ class WorkerSettings:
                 f"heartbeat-seconds must be at most a third of the lease ({self.lease_seconds / 3:g} s), "
                 f"not {self.heartbeat_seconds:g}: one slow answer would cost running jobs their lease"
             )
+        for name, limit in (
+            ("max-jobs-per-child", self.max_jobs_per_child),
+            ("max-memory-mb", self.max_memory_mb),
+        ):
+            if limit is None:
+                continue
+            _between(name, limit, 1, 1_000_000_000)
+            if not self.processes:
+                raise ConfigurationError(f"{name} needs child processes, and processes is 0")
         names = [queue.name for queue in self.queues]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:

@@ -13,18 +13,23 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
-from pgqueue.model.outcome import Outcome
+from pgqueue.model.outcome import Ending, Outcome
 from pgqueue.runtime.application import load_application
 from pgqueue.runtime.board import Board
 from pgqueue.runtime.child import ChildArguments
 from pgqueue.runtime.execution import Engine
 from pgqueue.runtime.log import LogFormat
+from pgqueue.runtime.memory import OomKills
 from pgqueue.runtime.wire import Decoder, frame
 
 # Places on a board beyond the slots: attempts whose outcome is being written keep theirs.
 _SPARE_PLACES = 4096
 # Encoding and decoding hold several copies of a frame, so a claim of large arguments goes in several.
 _FRAME_CHARACTERS = 1_000_000
+# How often to look whether somebody moved a child to another control group.
+_LOOK_SECONDS = 1.0
+
+_NOT_RUN = (Ending.RELEASED, Ending.UNKNOWN_TASK)
 
 
 class Listener(Protocol):
@@ -48,6 +53,9 @@ class Child:
         self.held: dict[int, int] = {}
         self.loads = [0] * len(slots)
         self.hello: Mapping[str, Any] = {}
+        self.jobs_run = 0
+        # To be replaced: what runs there finishes, nothing more starts.
+        self.is_retired = False
         self.started_at = time.monotonic()
         self._listener = listener
 
@@ -67,8 +75,9 @@ class Child:
         raise NotImplementedError
 
     def _report(self, ended: list[tuple[int, float, Outcome]]) -> None:
-        for serial, _, _ in ended:
+        for serial, _, outcome in ended:
             self.loads[self.held.pop(serial)] -= 1
+            self.jobs_run += outcome.ending not in _NOT_RUN
         self._listener.attempts_ended(ended)
 
     def cancel(self, serials: list[int]) -> None:
@@ -159,6 +168,9 @@ class ChildProcess(Child, asyncio.Protocol):
                 self._board.close()
                 raise
         self.pid = self._process.pid
+        self._oom_kills = OomKills(self.pid)
+        self._next_look_at = self.started_at + _LOOK_SECONDS
+        self._was_killed = False
         ours.setblocking(False)
         self._socket = ours
 
@@ -213,12 +225,16 @@ class ChildProcess(Child, asyncio.Protocol):
 
     def kill(self) -> bool:
         self.is_ready = False
+        self._was_killed = True
         self._process.kill()
         return True
 
     def exit_reason(self) -> str | None:
         status = self._process.poll()
         if status is None:
+            if (now := time.monotonic()) >= self._next_look_at:
+                self._next_look_at = now + _LOOK_SECONDS
+                self._oom_kills.look()
             return None
         self._read_the_rest()
         if status < 0:
@@ -226,7 +242,9 @@ class ChildProcess(Child, asyncio.Protocol):
                 name = signal.Signals(-status).name
             except ValueError:
                 name = "unknown"
-            return f"was killed by signal {-status} ({name})"
+            is_mystery = -status == signal.SIGKILL and not self._was_killed
+            question = "; memory limit?" if is_mystery and self._oom_kills.may_have_risen() else ""
+            return f"was killed by signal {-status} ({name}){question}"
         return f"exited with status {status}"
 
     def _read_the_rest(self) -> None:

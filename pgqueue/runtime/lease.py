@@ -6,18 +6,19 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
-from pgqueue.database import Connection, connect, run
+from pgqueue.database import Connection, connect, cut, run
 from pgqueue.runtime.ledger import Held, Ledger
 from pgqueue.runtime.link import SESSION_SETTINGS
-from pgqueue.sql import attempts
+from pgqueue.sql import Statement, attempts
 
 # Renewed at once: this many rows take a few milliseconds.
 _CHUNK = 1000
 _RETRY_SECONDS = 0.5
 
 Verdicts = list[tuple[Held, str]]
+T = TypeVar("T")
 
 
 class LeaseKeeper:
@@ -39,7 +40,7 @@ class LeaseKeeper:
         self._dsn = dsn
         self._schema = schema
         self._ledger = ledger
-        self._beat_seconds = beat_seconds
+        self.beat_seconds = beat_seconds
         self._on_verdicts = on_verdicts
         self._on_trouble = on_trouble
         self._loop = asyncio.get_running_loop()
@@ -47,7 +48,8 @@ class LeaseKeeper:
         self._connection: Connection[Any] | None = None
         self._is_in_trouble = False
         self._thread = threading.Thread(target=self._run, name="pgqueue-lease", daemon=True)
-        self.last_beat_at = time.monotonic()
+        # When it last came round, whether or not the database answered.
+        self.last_turn_at = time.monotonic()
 
     def start(self) -> None:
         self._thread.start()
@@ -57,12 +59,13 @@ class LeaseKeeper:
         self._thread.join(timeout=5)
 
     def _run(self) -> None:
-        pause = self._beat_seconds
+        pause = self.beat_seconds
         while not self._stopped.wait(pause):
             began_at = time.monotonic()
             is_done = self._beat()
+            self.last_turn_at = time.monotonic()
             # The next beat is due a beat after this one began, and soon if something was left undone.
-            pause = max(0.05, self._beat_seconds - (time.monotonic() - began_at))
+            pause = max(0.05, self.beat_seconds - (time.monotonic() - began_at))
             if not is_done and self._ledger.held:
                 pause = min(pause, _RETRY_SECONDS)
         if self._connection is not None:
@@ -75,7 +78,7 @@ class LeaseKeeper:
         due = [
             held
             for held in self._ledger.snapshot()
-            if not held.is_lost and now - held.claimed_at >= self._beat_seconds * 0.9
+            if not held.is_lost and now - held.claimed_at >= self.beat_seconds * 0.9
         ]
         is_done = True
         try:
@@ -88,13 +91,13 @@ class LeaseKeeper:
                 statement = attempts.heartbeat(
                     [held.row.job_id for held in chunk], [held.row.token for held in chunk]
                 )
-                answers = run(self._connection, statement, self._schema)
+                answers = self._ask(self._connection, statement)
                 verdicts = [(held, answers.get(held.row.job_id, "busy")) for held in chunk]
                 is_done = is_done and all(verdict != "busy" for _, verdict in verdicts)
                 self._tell(self._on_verdicts, [pair for pair in verdicts if pair[1] != "renewed"])
             if not due:
                 # Notice a dead connection before a lease depends on it.
-                run(self._connection, attempts.database_now(), self._schema)
+                self._ask(self._connection, attempts.database_now())
         except Exception as error:  # noqa: BLE001  were this thread to end, every job held would run twice
             if self._connection is not None:
                 self._connection.close()
@@ -102,11 +105,20 @@ class LeaseKeeper:
             self._is_in_trouble = True
             self._tell(self._on_trouble, error)
             return False
-        self.last_beat_at = time.monotonic()
         if self._is_in_trouble:
             self._is_in_trouble = False
             self._tell(self._on_trouble, None)
         return is_done
+
+    def _ask(self, connection: Connection[Any], statement: Statement[T]) -> T:
+        """Run a statement; no answer within a beat breaks the connection, while the leases still hold."""
+        watchdog = threading.Timer(self.beat_seconds, cut, (connection,))
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            return run(connection, statement, self._schema)
+        finally:
+            watchdog.cancel()
 
     def _tell(self, callback: Callable[[Any], None], what: Any) -> None:
         if what == []:

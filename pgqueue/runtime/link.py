@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from pgqueue.database import AsyncConnection, Error, aconnect, arun, is_busy, is_infrastructure, redact
+from pgqueue.database import AsyncConnection, Error, aconnect, arun, cut, is_busy, is_infrastructure, redact
 from pgqueue.errors import DatabaseUnreachable
 from pgqueue.runtime.log import Log
 from pgqueue.sql import Statement
@@ -23,6 +23,7 @@ _LONGEST_PAUSE_SECONDS = 5.0
 
 # Bounds for our own statements, on the server: a claim that hangs helps nobody, and a session that
 # vanished mid-transaction must not hold rows.
+PATIENCE_SECONDS = 15.0
 SESSION_SETTINGS: Mapping[str, str] = {
     "statement_timeout": "10s",
     "lock_timeout": "5s",
@@ -75,6 +76,7 @@ class Link:
         name: str,
         outage: Outage,
         settings: Mapping[str, str] | None = None,
+        patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
         self._dsn = dsn
         self._schema = schema
@@ -82,6 +84,8 @@ class Link:
         self._outage = outage
         self._settings = {**SESSION_SETTINGS, **(settings or {})}
         self._pause_seconds = _FIRST_PAUSE_SECONDS
+        self._patience_seconds = patience_seconds
+        self._loop = asyncio.get_running_loop()
         self._turn = asyncio.Lock()
         self.connection: AsyncConnection[Any] | None = None
 
@@ -132,6 +136,8 @@ class Link:
 
     async def _run(self, statement: Statement[T]) -> T:
         connection = await self.connect()
+        # The server's own bounds say nothing of a server that is gone while its address still answers.
+        watchdog = self._loop.call_later(self._patience_seconds, cut, connection)
         try:
             return await arun(connection, statement, self._schema)
         except Error as error:
@@ -145,6 +151,8 @@ class Link:
             # The statement may still be under way: nobody else may use this connection.
             await self.close()
             raise
+        finally:
+            watchdog.cancel()
 
     async def close(self) -> None:
         connection, self.connection = self.connection, None

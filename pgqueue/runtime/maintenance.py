@@ -27,8 +27,10 @@ _SWEEP_SECONDS = 60.0
 _PARTITION_SECONDS = 3600.0
 _PARTITION_DAYS = 7
 
-# A pass that a held snapshot makes slow may take a tenth of the time, no more.
+# A pass that a held snapshot makes slow may take a tenth of the time, no more. But one pass that had to
+# wait, for a lock on the table say, must not put everybody off for long.
 _SHARE = 9.0
+_LONGEST_PROMOTE_PAUSE_SECONDS = 2.0
 
 
 class Maintenance:
@@ -101,7 +103,7 @@ class Maintenance:
     async def _every(self, seconds: float, chore: Callable[[], Awaitable[None]]) -> None:
         while True:
             cost = await self._attempt(chore)
-            await asyncio.sleep(max(seconds * random.uniform(0.9, 1.1), _SHARE * cost))
+            await asyncio.sleep(max(seconds * random.uniform(0.9, 1.1), min(_SHARE * cost, 6 * seconds)))
 
     async def _attempt(self, chore: Callable[[], Awaitable[None]]) -> float:
         """Do a chore, whatever it meets; gives the seconds it took."""
@@ -123,7 +125,7 @@ class Maintenance:
     async def _promote(self) -> None:
         while True:
             cost = await self._attempt(self._promote_due)
-            share = _SHARE * cost if cost > 0.05 else 0.0
+            share = min(_SHARE * cost, _LONGEST_PROMOTE_PAUSE_SECONDS) if cost > 0.05 else 0.0
             pause = max(_PROMOTE_PAUSE_SECONDS, self._next_due_at - time.monotonic(), share)
             try:
                 async with asyncio.timeout(pause):

@@ -21,6 +21,9 @@ from pgqueue.runtime.infirmary import Infirmary
 from pgqueue.runtime.launch import Launch
 from pgqueue.runtime.ledger import Held, Ledger, Pool
 from pgqueue.runtime.log import Log
+from pgqueue.runtime.notify import VARIABLES
+from pgqueue.runtime.orphans import bury_orphans
+from pgqueue.runtime.retirement import Retirement
 from pgqueue.runtime.wire import dumps
 from pgqueue.sql.attempts import ClaimedRow
 
@@ -53,6 +56,7 @@ class Nursery:
         self._finisher: Finisher | None = None
         self._nowhere = Nowhere(self)
         self._infirmary = Infirmary(lambda: self._spawn(self._count), self._finish)
+        self._retirement = Retirement(launch.settings, log)
         self.is_draining = False
 
     # Starting.
@@ -107,6 +111,8 @@ class Nursery:
                 raise
         else:
             environment = {**launch.environment, "PGQUEUE_SCHEMA": launch.schema}
+            for name in VARIABLES:
+                environment.pop(name, None)
             # In the environment, not on the command line: that one everybody on the machine can read.
             if self._dsn:
                 environment["PGQUEUE_DSN"] = self._dsn
@@ -193,7 +199,11 @@ class Nursery:
         return [
             child
             for child in self._children
-            if child.is_ready and child.slots[pool.number] and child.number < self._count
+            if child.is_ready
+            and child.slots[pool.number]
+            and child.number < self._count
+            and not child.is_retired
+            and not self._retirement.is_worked_off(child)
         ]
 
     def dispatch(self, rows: list[ClaimedRow], queue: str, pool: Pool) -> None:
@@ -250,12 +260,32 @@ class Nursery:
                         "killing a child that does not come up", child=child.number, pid=child.pid
                     )
             self._kill_overdue(now)
+            if self._settings.processes:  # else handlers start processes of their own here
+                bury_orphans({child.pid for child in self._children})
             if not self.is_draining:
+                self._retire(now)
                 await self._infirmary.tend(now)
             for number in [number for number, at in self._respawn_at.items() if now >= at]:
                 del self._respawn_at[number]
                 if not self.is_draining:
                     await self._respawn(number, now)
+
+    def _retire(self, now: float) -> None:
+        """Replace children that have served long enough, and close those of them that have nothing left."""
+        for child in [child for child in self._children if child.is_retired and not child.held]:
+            self._children.remove(child)
+            child.close()
+        serving = [child for child in self._children if child.is_ready and not child.is_retired]
+        for child, reason in self._retirement.due(serving, now):
+            child.is_retired = True
+            child.stop()
+            if child is self._infirmary.child:
+                self._infirmary.child = None
+            else:
+                self._respawn_at[child.number] = now
+            self._log.info(
+                "child retired", child=child.number, pid=child.pid, reason=reason, jobs=len(child.held)
+            )
 
     async def _respawn(self, number: int, now: float) -> None:
         try:
@@ -293,11 +323,11 @@ class Nursery:
                     ConfigurationError(f"the process that loads {self._launch.app} {reason}")
                 )
         elif not self.is_draining:
-            if child.number < self._count:
+            if child.number < self._count and not child.is_retired:
                 self._plan_respawn(child, now, was_killed_by_us=was_killed_by_us)
             if child is self._infirmary.child:
                 self._infirmary.child = None
-            elif child.number == self._count:  # let go, because nobody needed it
+            elif child.number == self._count and not child.is_retired:  # let go, because nobody needed it
                 return
             self._log.error(
                 "child died", child=child.number, pid=child.pid, reason=reason, jobs=len(finished)

@@ -28,6 +28,7 @@ from pgqueue.runtime.ledger import Held, Ledger, Pool
 from pgqueue.runtime.link import DatabaseLost, Link, Outage
 from pgqueue.runtime.log import Log
 from pgqueue.runtime.maintenance import Maintenance
+from pgqueue.runtime.notify import Notifier
 from pgqueue.runtime.nursery import Nursery
 from pgqueue.sql import attempts
 
@@ -37,6 +38,9 @@ FAILED = 1
 DEAD_JOBS = 3
 
 _OLDEST_SERVER = 14
+
+# Longer than any try to renew takes: until then the lease thread is not stuck.
+_LEASE_TURN_SECONDS = 30.0
 
 
 class Worker:
@@ -55,6 +59,7 @@ class Worker:
         self._due_back_at = 0.0
         self._outage = Outage(self._log)
         self._ledger = Ledger([])
+        self._notifier = Notifier(launch.environment)
         self._nursery = Nursery(launch, self._ledger, self._wake, self._log)
 
     async def run(self) -> int:
@@ -71,6 +76,10 @@ class Worker:
             return DONE if hello is None else await self._work(hello)
         finally:
             self._nursery.close()
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+                # It is all given back: a signal that comes now must not turn a clean end into a kill.
+                loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_IGN)
 
     def drain(self) -> None:
         """Stop claiming and let what runs finish; told twice, end now."""
@@ -126,7 +135,9 @@ class Worker:
         dsn = resolved.dsn
         claim = Link(dsn, schema, "claim", self._outage, {"synchronous_commit": "off"})
         finish = Link(dsn, schema, "finish", self._outage, {"lock_timeout": "1s"})
-        history = Link(dsn, schema, "history", self._outage, {"statement_timeout": "0"})
+        history = Link(
+            dsn, schema, "history", self._outage, {"statement_timeout": "0"}, patience_seconds=3600
+        )
         bell = Bell(dsn, schema, self._outage, self._ledger.queues, self._wake, settings.poll_seconds)
         self._finisher = Finisher(
             link=finish,
@@ -177,6 +188,8 @@ class Worker:
             asyncio.create_task(maintenance.run(), name="maintenance"),
             asyncio.create_task(self._nursery.watch(), name="children"),
         }
+        # Apart from the others: it may end early, and ends last.
+        report = asyncio.create_task(self._notifier.report(self._status, lambda: _turns(lease)))
         if settings.until_empty:
             tasks.add(asyncio.create_task(self._end_when_empty(finish, feeder), name="until-empty"))
         for task in tasks:
@@ -191,9 +204,12 @@ class Worker:
             version=__version__,
             psycopg=implementation(),
         )
+        if not self._ending.is_set():
+            self._notifier.say("READY=1")
         ending: asyncio.Task[Any] = asyncio.create_task(self._ending.wait(), name="ending")
         await asyncio.wait({*tasks, ending}, return_when=asyncio.FIRST_COMPLETED)
         self._is_draining = self._nursery.is_draining = True
+        self._notifier.say("STOPPING=1")
         await self._stop_feeding(feeder, next(task for task in tasks if task.get_name() == "feeder"))
         await self._finish_held()
         dead = await self._count_dead(finish, since) if settings.until_empty else 0
@@ -201,9 +217,9 @@ class Worker:
             async with asyncio.timeout(2.0):
                 await maintenance.leave()
         await asyncio.to_thread(lease.stop)
-        for task in (*tasks, ending):
+        for task in (*tasks, ending, report):
             task.cancel()
-        await asyncio.gather(*tasks, ending, return_exceptions=True)
+        await asyncio.gather(*tasks, ending, report, return_exceptions=True)
         broken = [task for task in tasks if not task.cancelled() and task.exception()]
         await finish.close()
         counts = self._ledger.counts
@@ -240,6 +256,14 @@ class Worker:
                     return "now"
                 continue
             return now
+
+    def _status(self) -> str:
+        counts, running = self._ledger.counts, len(self._unfinished())
+        state = "draining, " if self._is_draining else ""
+        if self._outage.is_on:
+            state += "database away, "
+        ended = f"{counts.succeeded} succeeded, {counts.failed} failed, {counts.dead} dead"
+        return f"{state}{running} running, {ended}"
 
     def _say_if_broken(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()):
@@ -298,3 +322,7 @@ class Worker:
 
     def _unfinished(self) -> list[Held]:
         return [held for held in self._ledger.snapshot() if not held.is_finishing and not held.is_lost]
+
+
+def _turns(lease: LeaseKeeper) -> bool:
+    return time.monotonic() - lease.last_turn_at < lease.beat_seconds + _LEASE_TURN_SECONDS

@@ -6,9 +6,12 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import resource
+import signal
 import subprocess
 import threading
 import time
+from pathlib import Path
 
 import psycopg
 
@@ -238,6 +241,60 @@ async def snooze_long_once(job: JobContext) -> None:
     record(job)
     if _snoozed.add(job.job_id):
         raise pgqueue.Snooze(2)
+
+
+@app.task
+def wait_for_file(job: JobContext, path: str) -> None:
+    record(job)
+    while not Path(path).exists():
+        time.sleep(0.02)
+
+
+@app.task
+def keep(job: JobContext, megabytes: int) -> None:
+    """Leave memory behind."""
+    record(job)
+    _kept.append(b"x" * (megabytes << 20))
+
+
+@app.task
+def kill_itself(job: JobContext) -> None:
+    record(job)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(max_attempts=2, retry=0)
+def allocate_too_much(job: JobContext) -> None:
+    """Allocate past a limit of this process's own, which the interpreter is told of."""
+    record(job)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (64 << 20), before[1]))
+    try:
+        bytearray(1 << 30)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@app.task
+def allocate_until_killed(job: JobContext, group: str) -> None:
+    """Move this process to a control group with a limit, and allocate past it."""
+    record(job)
+    Path(group, "cgroup.procs").write_text(str(os.getpid()))
+    time.sleep(1.5)  # the parent looks every second where its children live
+    allocated = []
+    for _ in range(100):
+        allocated.append(b"x" * (16 << 20))
+
+
+@app.task
+def leave_orphans(job: JobContext) -> None:
+    """Leave two programs behind without a parent: one that ends soon, and one that does not."""
+    record(job)
+    subprocess.run(["sh", "-c", "sleep 0.3 & sleep 600 &"], check=True)
+
+
+_kept: list[bytes] = []
 
 
 class _Once:

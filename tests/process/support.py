@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,13 +87,16 @@ def worker(
     app: str = "tests.process.jobs:app",
     is_up: bool = True,
     log: str | None = None,
+    env: Mapping[str, str] | None = None,
+    within: Sequence[str] = (),
 ) -> Iterator[WorkerProcess]:
-    """Start a worker; with `is_up`, wait until it claims."""
+    """Start a worker, maybe by the program `within`; with `is_up`, wait until it claims."""
     path = Path(log) if log else folder / f"worker-{len(list(folder.glob('worker-*.log')))}.log"
-    command = [sys.executable, "-m", "pgqueue", "worker", "--app", app, "--log-format", "json", *arguments]
+    program = [*within, sys.executable, "-m", "pgqueue"]
+    command = [*program, "worker", "--app", app, "--log-format", "json", *arguments]
     with path.open("wb") as stream:
         process = subprocess.Popen(
-            command, env={**os.environ, "PGQUEUE_DSN": dsn}, stderr=stream, stdout=stream
+            command, env={**os.environ, "PGQUEUE_DSN": dsn, **(env or {})}, stderr=stream, stdout=stream
         )
     started = WorkerProcess(process, path)
     try:
