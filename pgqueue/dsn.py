@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pgqueue.database import normalise
-from pgqueue.errors import ConfigurationError, EmbeddedServerError
+from pgqueue.errors import ConfigurationError, EmbeddedServerError, SchemaMissing, SchemaTooOld
 
 if TYPE_CHECKING:
     from pgqueue.embedded import Server
@@ -79,7 +79,10 @@ def _embedded_dsn(schema: str, say: Callable[[str], None]) -> ResolvedDsn:
                 f"PostgreSQL {_embedded.version} in {_embedded.data}"
             )
         dsn = _embedded.dsn()
-        migrate.upgrade(dsn, schema=schema)
+        try:
+            migrate.check(dsn, schema)
+        except (SchemaMissing, SchemaTooOld):
+            migrate.upgrade(dsn, schema=schema)
     return ResolvedDsn(dsn, "embedded")
 
 

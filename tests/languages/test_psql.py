@@ -212,6 +212,7 @@ def test_hostile_strings_arrive_as_they_were(queue: Queue, tmp_path: Path) -> No
             "the concurrency_key of task send_welcome needs the argument user_id, which is missing",
         ),
         ("SELECT * FROM pgqueue.enqueue_many('{}')", "enqueue_many wants a JSON array"),
+        ("SELECT * FROM pgqueue.enqueue_many(NULL)", "enqueue_many wants a JSON array"),
         (
             """SELECT * FROM pgqueue.enqueue_many('[{"task": "echo"}, {"task": "a", "priority": "high"}]')""",
             'invalid input syntax for type integer: "high"',
