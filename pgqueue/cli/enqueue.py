@@ -58,7 +58,7 @@ MakeJob = Callable[[str, dict[str, Any], "JobOptions"], "NewJob"]
 @click.option(
     "--concurrency-key", metavar="KEY", help="Jobs with this key run one at a time, or as the task says."
 )
-@click.option("--idempotency-key", metavar="KEY", help="Kept with the job and handed to its handler, the same in every attempt.")
+@click.option("--idempotency-key", metavar="KEY", help="Handed to the handler, the same in every attempt.")
 @click.option(
     "--header", "headers", multiple=True, metavar="NAME=VALUE", help="Kept with the job; may be repeated."
 )
