@@ -1,0 +1,179 @@
+"""A drill: one database whose history is kept, and whoever works on it there."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+from psycopg.rows import namedtuple_row
+
+from tests.faults.arena import WORKER, Arena, Process, until
+from tests.faults.invariants import Cancelled, Database, Evidence, Verdict, check
+from tests.faults.journal import Enqueues
+from tests.sql.support import Session
+
+KEY = "one:drill"
+
+
+class Drill:
+    """A database whose history is kept, and whoever works on it: sessions in threads, or real workers."""
+
+    def __init__(self, arena: Arena, name: str) -> None:
+        self.arena = arena
+        self.name = name
+        self.dsn = arena.make_database(name)
+        self.enqueues = Enqueues()
+        self.evidence = Evidence(enqueues=self.enqueues, recovery_bound_seconds=2.0, fair_bound_seconds=1.0)
+        # What an altered worker or producer does otherwise.
+        self.habit = ""
+        self.launcher = WORKER
+        self._stack = contextlib.ExitStack()
+        self._threads = self._stack.enter_context(ThreadPoolExecutor(8))
+        self._marks = self._workers = 0
+        self.reconnect()
+        self.db.connection.execute("INSERT INTO faults.counters (key) VALUES (%s)", (KEY,))
+
+    def open(self, **options: Any) -> Session:
+        connection = psycopg.connect(
+            self.dsn,
+            row_factory=namedtuple_row,
+            **{"autocommit": True, "application_name": "drill", **options},
+        )
+        self._stack.callback(connection.close)
+        return Session(connection)
+
+    def reconnect(self) -> None:
+        """Open the drill's own sessions anew."""
+        self.session = self.open()
+        self.db = Database(self._stack.enter_context(contextlib.closing(self.arena.connect(self.name))))
+
+    def close(self) -> None:
+        self._stack.close()  # the database goes with the server: dropping it costs a checkpoint
+
+    def start(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        return self._threads.submit(function, *arguments)
+
+    def alter(self, function: str, old: str, new: str) -> None:
+        """Replace some text of one of the queue's functions, as it is in this database."""
+        text = self.db.one("SELECT pg_get_functiondef(%s::regproc)", f"pgqueue.{function}")
+        assert old in text, f"{function} does not say {old!r} any more"
+        self.db.connection.execute(text.replace(old, new))
+
+    # What producers and workers do.
+
+    def enqueue(self, count: int = 1, **columns: Any) -> list[int]:
+        ids = []
+        for _ in range(count):
+            self._marks += 1
+            mark = f"{self.name}-{self._marks}"
+            self.enqueues.intended.add(mark)
+            for _ in range(2 if self.habit == "asks twice" else 1):
+                job_id = self.session.enqueue("drill", {"mark": mark}, **columns)
+            self.enqueues.acknowledged[mark] = job_id
+            ids.append(job_id)
+        return ids
+
+    def leave_effect(self, session: Session, attempt: Any) -> None:
+        session.rows(
+            "INSERT INTO faults.effects (job_id, attempt, pid) VALUES (%s, %s, 0)",
+            attempt.job_id,
+            attempt.attempt,
+        )
+
+    def complete(self, session: Session, *claimed: Any) -> None:
+        """Say that attempts succeeded, and keep what is answered."""
+        accepted = set(session.complete(*claimed))
+        for attempt in claimed:
+            if attempt.job_id in accepted:
+                self.evidence.accepted.append((attempt.job_id, attempt.attempt, str(session.worker_id)[:8]))
+            else:
+                self.evidence.refused.append((attempt.job_id, attempt.attempt))
+
+    def cancel(self, *job_ids: int) -> None:
+        for job_id, outcome in self.session.cancel(*job_ids).items():
+            at = self.db.one("SELECT clock_timestamp()")
+            self.evidence.cancels.append(Cancelled(job_id, outcome, at))
+
+    def count_up(self, session: Session, attempt: Any) -> None:
+        """Raise the counter by reading and writing it, protected by the job's key alone."""
+        with session.connection.transaction():
+            value = session.one("SELECT value FROM faults.counters WHERE key = %s", KEY)
+            time.sleep(0.002)
+            session.rows("UPDATE faults.counters SET value = %s WHERE key = %s", value + 1, KEY)
+            session.rows(
+                "INSERT INTO faults.effects (job_id, attempt, key, pid) VALUES (%s, %s, %s, 0)",
+                attempt.job_id,
+                attempt.attempt,
+                KEY,
+            )
+
+    def work(self, batch: int = 10, seconds: float = 5.0) -> None:
+        """Claim, run and complete until nothing is live."""
+        session = self.open()
+        end = time.monotonic() + seconds
+        while session.one("SELECT count(*) FROM pgqueue.jobs") and time.monotonic() < end:
+            session.rows("UPDATE pgqueue.jobs SET run_at = clock_timestamp() WHERE state = 'scheduled'")
+            session.call("promote")
+            claimed = session.claim(max_jobs=batch)
+            for attempt in claimed:
+                if attempt.key == KEY:
+                    self.count_up(session, attempt)
+                else:
+                    self.leave_effect(session, attempt)
+            if claimed:
+                self.complete(session, *claimed)
+            else:
+                time.sleep(0.005)
+
+    def delay_writing(self) -> None:
+        """Have the writer of the log leave to those who commit what they do not ask for."""
+        self.db.connection.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")
+        self.db.one("SELECT pg_reload_conf()")
+        # It is woken by this, writes, and from then on sleeps for so long.
+        with self.open(options="-c synchronous_commit=off").connection as awakening:
+            awakening.execute("INSERT INTO faults.counters (key) VALUES ('awake')")
+            row = awakening.execute("SELECT pg_current_wal_insert_lsn()").fetchone()
+            until(lambda: self.db.one("SELECT pg_current_wal_flush_lsn() >= %s", row and row[0]), 2)
+
+    def cut_the_power(self) -> None:
+        self.arena.server.stop_at_once()
+        self.arena.server.restart()
+        self.arena.heal_settings()
+        self.reconnect()
+
+    def blame(self, violation: str) -> None:
+        self.evidence.failures.append(violation)
+
+    def on_close(self, callback: Callable[[], object]) -> None:
+        self._stack.callback(callback)
+
+    def worker(self, *options: str, dsn: str = "") -> Process:
+        self._workers += 1
+        name = f"{self.name}-worker-{self._workers}"
+        process = self.arena.worker(name, dsn or self.dsn, *options, launcher=self.launcher)
+        self.on_close(process.kill)
+        process.start().wait_for("worker started")
+        return process
+
+    def verdicts(self) -> list[Verdict]:
+        self.evidence.leaks |= {
+            "advisory_locks": (
+                self.db.one(
+                    "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND database = "
+                    "(SELECT oid FROM pg_database WHERE datname = current_database())"
+                ),
+                0,
+            ),
+            "idle_in_transaction": (
+                self.db.one(
+                    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+                    "AND state LIKE 'idle in transaction'"
+                ),
+                0,
+            ),
+        }
+        return check(self.db, self.evidence)
