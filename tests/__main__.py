@@ -12,7 +12,7 @@ CHECKS = (
     ("ruff", "check", "."),
     ("ruff", "format", "--check", "."),
     ("mypy",),
-    ("pyright",),
+    ("pyright", "--pythonpath", sys.executable),
     ("lint-imports",),
 )
 
