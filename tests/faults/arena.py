@@ -51,6 +51,7 @@ CHANGED_SETTINGS = (
     "statement_timeout",
     "synchronous_standby_names",
     "wal_writer_delay",
+    "bgwriter_lru_maxpages",
 )
 
 

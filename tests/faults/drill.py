@@ -130,10 +130,12 @@ class Drill:
                 time.sleep(0.005)
 
     def delay_writing(self) -> None:
-        """Have the writer of the log leave to those who commit what they do not ask for."""
+        """Have those who commit write what they ask for themselves, and nobody else anything."""
         self.db.connection.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")
+        # A page that is written out takes the log up to its last change along.
+        self.db.connection.execute("ALTER SYSTEM SET bgwriter_lru_maxpages = 0")
         self.db.one("SELECT pg_reload_conf()")
-        # It is woken by this, writes, and from then on sleeps for so long.
+        # The writer of the log is woken by this, if by anything, and from then on sleeps for so long.
         with self.open(options="-c synchronous_commit=off").connection as awakening:
             awakening.execute("INSERT INTO faults.counters (key) VALUES ('awake')")
             row = awakening.execute("SELECT pg_current_wal_insert_lsn()").fetchone()
