@@ -31,7 +31,7 @@ class Ending(StrEnum):
     CANCELLED = "cancelled"
     SNOOZED = "snoozed"  # comes back later, no attempt used up
     UNKNOWN_TASK = "unknown_task"  # this application does not have the task
-    RELEASED = "released"  # never started
+    RELEASED = "released"  # not started, or undone through no fault of its own
 
 
 @dataclass(frozen=True, slots=True)

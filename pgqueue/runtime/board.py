@@ -56,6 +56,9 @@ class Board:
     def running(self) -> set[int]:
         return {serial for serial in self._words if serial > 0}
 
+    def ended(self) -> set[int]:
+        return {-serial for serial in self._words if serial < 0}
+
     def close(self) -> None:
         self._words.release()
         self._memory.close()

@@ -106,6 +106,10 @@ class Child:
         """Give the serials whose handlers run at this instant (or ran when it died)."""
         raise NotImplementedError
 
+    def ended(self) -> set[int]:
+        """Give the serials whose handlers have ended, though their outcome has not left the child."""
+        raise NotImplementedError
+
     def close(self) -> None:
         raise NotImplementedError
 
@@ -263,6 +267,9 @@ class ChildProcess(Child, asyncio.Protocol):
     def running(self) -> set[int]:
         return self._board.running()
 
+    def ended(self) -> set[int]:
+        return self._board.ended()
+
     def close(self) -> None:
         if self._process.poll() is None:
             self._process.kill()
@@ -322,6 +329,9 @@ class LocalChild(Child):
 
     def running(self) -> set[int]:
         return self._board.running()
+
+    def ended(self) -> set[int]:
+        return self._board.ended()
 
     def close(self) -> None:
         for engine in self._engines:

@@ -298,7 +298,7 @@ class Nursery:
     def _bury(self, child: Child, reason: str) -> None:
         """Give back what a dead child held: whoever ran then is a suspect, the others are not."""
         self._children.remove(child)
-        running = child.running()
+        running, ended = child.running(), child.ended()
         held = [self._ledger.held[serial] for serial in child.held if serial in self._ledger.held]
         was_killed_by_us = any(one.kill_reason for one in held)
         now = time.monotonic()
@@ -313,6 +313,11 @@ class Nursery:
             elif one.serial in running and not was_killed_by_us:
                 died = Outcome(Ending.FAILED, f"its process {reason}")
                 finished.append(Finished(one, died, now - one.claimed_at, has_crashed=True))
+            elif one.serial in running or one.serial in ended:
+                # Not its fault, so no attempt used up; that it ran, and will run again, stays on record.
+                why = "ended, but before it was reported" if one.serial in ended else "began, but"
+                undone = Outcome(Ending.RELEASED, f"{why} its process {reason}")
+                finished.append(Finished(one, undone, now - one.claimed_at))
             else:
                 finished.append(Finished(one, RELEASED, 0.0))
         self._finish(finished)

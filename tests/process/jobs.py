@@ -248,6 +248,7 @@ def wait_for_file(job: JobContext, path: str) -> None:
     record(job)
     while not Path(path).exists():
         time.sleep(0.02)
+    Path(path).unlink()
 
 
 @app.task
