@@ -21,12 +21,14 @@ CREATE TABLE pgqueue.breakers (
     name text NOT NULL,
     state text DEFAULT 'closed'::text NOT NULL,
     generation bigint DEFAULT 1 NOT NULL,
-    window_seconds real DEFAULT 10 NOT NULL,
+    failure_ratio double precision DEFAULT 0.5 NOT NULL,
     min_calls integer DEFAULT 20 NOT NULL,
-    failure_ratio real DEFAULT 0.5 NOT NULL,
-    open_seconds real DEFAULT 30 NOT NULL,
-    max_open_seconds real DEFAULT 600 NOT NULL,
-    probe_seconds real DEFAULT 60 NOT NULL,
+    max_failures integer,
+    window_seconds double precision DEFAULT 10 NOT NULL,
+    open_seconds double precision DEFAULT 30 NOT NULL,
+    max_open_seconds double precision DEFAULT 600 NOT NULL,
+    probe_seconds double precision DEFAULT 15 NOT NULL,
+    pinned text[] DEFAULT '{}'::text[] NOT NULL,
     window_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     successes bigint DEFAULT 0 NOT NULL,
     failures bigint DEFAULT 0 NOT NULL,
@@ -37,8 +39,9 @@ CREATE TABLE pgqueue.breakers (
     retry_at timestamp with time zone,
     probe uuid,
     probe_until timestamp with time zone,
+    parked_until timestamp with time zone,
     CONSTRAINT breakers_name_fits CHECK (((octet_length(name) >= 1) AND (octet_length(name) <= 255))),
-    CONSTRAINT breakers_numbers_fit CHECK (((window_seconds > (0)::double precision) AND (min_calls > 0) AND (failure_ratio > (0)::double precision) AND (failure_ratio <= (1)::double precision) AND (open_seconds > (0)::double precision) AND (max_open_seconds > (0)::double precision) AND (probe_seconds > (0)::double precision))),
+    CONSTRAINT breakers_numbers_fit CHECK (((failure_ratio > (0)::double precision) AND (failure_ratio <= (1)::double precision) AND (min_calls > 0) AND (max_failures > 0) AND (window_seconds > (0)::double precision) AND (window_seconds <= (86400)::double precision) AND (open_seconds > (0)::double precision) AND (open_seconds <= (604800)::double precision) AND (max_open_seconds > (0)::double precision) AND (max_open_seconds <= (604800)::double precision) AND (probe_seconds > (0)::double precision) AND (probe_seconds <= (86400)::double precision))),
     CONSTRAINT breakers_state_is_known CHECK ((state = ANY (ARRAY['closed'::text, 'open'::text, 'half_open'::text])))
 )
 WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000');
@@ -121,6 +124,7 @@ CREATE TABLE pgqueue.jobs (
     crashes smallint DEFAULT 0 NOT NULL,
     concurrency_limit smallint NOT NULL,
     concurrency_slot smallint,
+    is_unique_until_start boolean NOT NULL,
     state text NOT NULL,
     queue text NOT NULL,
     task text NOT NULL,
@@ -160,8 +164,8 @@ CREATE TABLE pgqueue.processed_jobs (
     job_name text NOT NULL,
     status text NOT NULL,
     response_payload jsonb,
-    job_id bigint NOT NULL,
-    claim_token uuid NOT NULL,
+    job_id bigint,
+    claim_token uuid,
     created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     updated_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     CONSTRAINT processed_jobs_status_is_known CHECK ((status = ANY (ARRAY['IN_PROGRESS'::text, 'COMPLETED'::text])))
@@ -171,16 +175,21 @@ WITH (fillfactor='80');
 CREATE TABLE pgqueue.queues (
     name text NOT NULL,
     is_paused boolean DEFAULT false NOT NULL,
+    paused_until timestamp with time zone,
     max_running integer,
     retention_seconds integer,
+    reason text,
     updated_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     CONSTRAINT queues_max_running_fits CHECK ((max_running >= 0)),
     CONSTRAINT queues_name_fits CHECK (((octet_length(name) >= 1) AND (octet_length(name) <= 100))),
+    CONSTRAINT queues_pause_has_an_end CHECK (((paused_until IS NULL) OR (is_paused AND (paused_until >= '2000-01-01 00:00:00+00'::timestamp with time zone) AND (paused_until < '3000-01-01 00:00:00+00'::timestamp with time zone)))),
     CONSTRAINT queues_retention_fits CHECK ((retention_seconds >= 0))
 );
 
 CREATE TABLE pgqueue.rate_limits (
     name text NOT NULL,
+    pattern text,
+    is_declared boolean DEFAULT false NOT NULL,
     tokens_per_second double precision NOT NULL,
     burst integer DEFAULT 1 NOT NULL,
     tat timestamp with time zone DEFAULT '2000-01-01 00:00:00+00'::timestamp with time zone NOT NULL,
@@ -213,10 +222,17 @@ CREATE TABLE pgqueue.schedules (
     fired bigint DEFAULT 0 NOT NULL,
     skipped bigint DEFAULT 0 NOT NULL,
     is_paused boolean DEFAULT false NOT NULL,
-    CONSTRAINT schedules_args_fit CHECK ((jsonb_typeof(args) = 'object'::text)),
+    source text DEFAULT 'runtime'::text NOT NULL,
+    app text,
+    seen_at timestamp with time zone,
+    CONSTRAINT schedules_args_fit CHECK (((jsonb_typeof(args) = 'object'::text) AND (octet_length((args)::text) <= 1048576))),
     CONSTRAINT schedules_catch_up_is_known CHECK ((catch_up = ANY (ARRAY['latest'::text, 'all'::text, 'skip'::text]))),
     CONSTRAINT schedules_catch_up_limit_fits CHECK (((catch_up_limit >= 1) AND (catch_up_limit <= 1000))),
-    CONSTRAINT schedules_name_fits CHECK (((octet_length(name) >= 1) AND (octet_length(name) <= 255)))
+    CONSTRAINT schedules_code_is_seen CHECK (((source = 'code'::text) = (num_nonnulls(app, seen_at) = 2))),
+    CONSTRAINT schedules_next_tick_is_sane CHECK (((next_tick >= '2000-01-01 00:00:00+00'::timestamp with time zone) AND (next_tick < '3000-01-01 00:00:00+00'::timestamp with time zone))),
+    CONSTRAINT schedules_priority_fits CHECK ((priority >= 0)),
+    CONSTRAINT schedules_source_is_known CHECK ((source = ANY (ARRAY['code'::text, 'runtime'::text]))),
+    CONSTRAINT schedules_texts_fit CHECK ((((octet_length(name) >= 1) AND (octet_length(name) <= 255)) AND ((octet_length(cron) >= 1) AND (octet_length(cron) <= 255)) AND ((octet_length(timezone) >= 1) AND (octet_length(timezone) <= 255)) AND ((octet_length(task) >= 1) AND (octet_length(task) <= 255)) AND ((octet_length(queue) >= 1) AND (octet_length(queue) <= 100))))
 )
 WITH (fillfactor='50');
 
@@ -229,6 +245,7 @@ CREATE TABLE pgqueue.tasks (
     concurrency_key text,
     concurrency_limit smallint,
     unique_key text,
+    is_unique_until_start boolean,
     idempotency_key text,
     rate_key text,
     breaker text,
@@ -313,6 +330,10 @@ CREATE INDEX jobs_waiting ON pgqueue.jobs USING btree (concurrency_key, queue, p
 
 CREATE INDEX processed_jobs_created_at ON pgqueue.processed_jobs USING btree (created_at);
 
+CREATE INDEX rate_limits_made ON pgqueue.rate_limits USING btree (pattern) WHERE (pattern IS NOT NULL);
+
 CREATE INDEX rate_limits_next_at ON pgqueue.rate_limits USING btree (next_at) WHERE (next_at IS NOT NULL);
+
+CREATE INDEX rate_limits_patterns ON pgqueue.rate_limits USING btree (name) WHERE ((pattern IS NULL) AND ("right"(name, 1) = '*'::text) AND ("left"(name, 6) <> 'queue:'::text));
 
 CREATE INDEX schedules_next_tick ON pgqueue.schedules USING btree (next_tick) WHERE (NOT is_paused);

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
         JobDead,
         JobNotFound,
         JobTimeout,
+        KeyBusy,
         LeaseLost,
+        LockBusy,
         PgqueueError,
         ResultNotReady,
         ResultUnavailable,
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from pgqueue.model.context import JobContext
     from pgqueue.model.job import JobState, NewJob
     from pgqueue.model.retry import Computed, Exponential, Fixed, RetryPolicy, Steps
+    from pgqueue.model.task import NOT_DONE
+    from pgqueue.processed import OnceClaim, aonce, once
     from pgqueue.sql.enqueue import Enqueued
 
 __version__ = "0.1.0"
@@ -56,7 +60,9 @@ _HOMES = {
         "JobDead",
         "JobNotFound",
         "JobTimeout",
+        "KeyBusy",
         "LeaseLost",
+        "LockBusy",
         "PgqueueError",
         "ResultNotReady",
         "ResultUnavailable",
@@ -69,12 +75,15 @@ _HOMES = {
     ),
     "pgqueue.model.context": ("JobContext",),
     "pgqueue.model.job": ("JobState", "NewJob"),
+    "pgqueue.model.task": ("NOT_DONE",),
+    "pgqueue.processed": ("OnceClaim", "aonce", "once"),
     "pgqueue.model.retry": ("Computed", "Exponential", "Fixed", "RetryPolicy", "Steps"),
     "pgqueue.sql.enqueue": ("Enqueued",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "NOT_DONE",
     "App",
     "ArgumentsTooLarge",
     "AsyncClient",
@@ -97,8 +106,11 @@ __all__ = [
     "JobNotFound",
     "JobState",
     "JobTimeout",
+    "KeyBusy",
     "LeaseLost",
+    "LockBusy",
     "NewJob",
+    "OnceClaim",
     "PgqueueError",
     "ResultNotReady",
     "ResultUnavailable",
@@ -111,7 +123,9 @@ __all__ = [
     "Task",
     "UnknownTask",
     "Unrecoverable",
+    "aonce",
     "errors",
+    "once",
 ]
 
 

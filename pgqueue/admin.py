@@ -8,37 +8,60 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from pgqueue.database import Connection, run
-from pgqueue.errors import JobNotFound
+from pgqueue.errors import BreakerNotFound, JobNotFound
+from pgqueue.model.breaker import checked_settings
 from pgqueue.model.job import JobState
-from pgqueue.sql import inspect, operate
-from pgqueue.sql.inspect import DeadFilter, DeadJob, JobDetails, JobSummary, QueueSummary, WorkerSummary
+from pgqueue.sql import Statement, breakers, inspect, locks, once, operate
+from pgqueue.sql.breakers import BreakerSummary
+from pgqueue.sql.inspect import (
+    DeadFilter,
+    DeadJob,
+    JobDetails,
+    JobSummary,
+    LiveFilter,
+    QueueSummary,
+    WorkerSummary,
+)
 
 __all__ = [
+    "BreakerSummary",
     "DeadFilter",
     "DeadJob",
     "JobDetails",
     "JobSummary",
+    "LiveFilter",
     "Outcome",
     "QueueSummary",
     "WorkerSummary",
+    "breaker_names",
     "cancel",
+    "cancel_matching",
+    "close_breaker",
     "count_dead",
+    "count_live",
+    "forget_processed",
+    "list_breakers",
     "list_dead",
+    "list_holders",
     "list_jobs",
     "list_queues",
     "list_workers",
+    "open_breaker",
     "purge_dead",
     "queue_names",
     "redrive",
     "retry",
+    "set_breaker",
     "show_job",
+    "show_processed",
     "task_names",
+    "unpin_breaker",
 ]
 
 EXTRA_ATTEMPTS = 5
@@ -102,6 +125,13 @@ def count_dead(
     return run(connection, inspect.count_dead(which), schema)
 
 
+def count_live(
+    connection: Connection[Any], which: LiveFilter, schema: str = "pgqueue"
+) -> tuple[dict[str, int], datetime]:
+    """Count live jobs by state, and say as of when: `cancel_matching` leaves later ones alone."""
+    return run(connection, inspect.count_live(which), schema)
+
+
 def list_queues(
     connection: Connection[Any], count_cap: int = inspect.COUNT_CAP, schema: str = "pgqueue"
 ) -> list[QueueSummary]:
@@ -137,6 +167,24 @@ def cancel(
         _cancelled(job_id, done[job_id]) if job_id in done else _not_cancelled(job_id, rest[job_id])
         for job_id in dict.fromkeys(job_ids)
     ]
+
+
+def cancel_matching(
+    connection: Connection[Any],
+    which: LiveFilter,
+    until: datetime,
+    reason: str = "cancelled",
+    schema: str = "pgqueue",
+) -> Iterator[list[Outcome]]:
+    """Cancel the live jobs that were made by `until`, in batches that commit by themselves.
+
+    Stopping in between is safe: what was not reached goes on as before. A waiting job that is
+    claimed at this moment is asked to stop.
+    """
+    last_id = 0
+    while batch := run(connection, inspect.next_live(which, last_id, until, BATCH), schema):
+        yield cancel(connection, batch, reason, schema)
+        last_id = batch[-1]
 
 
 def retry(
@@ -229,6 +277,7 @@ _NOT_RETRIED = {
     JobState.RUNNING: "it is running; cancel it first, or wait",
     JobState.BLOCKED: "it waits for its concurrency key; see: pgqueue jobs show {}",
     "rate_limited": "it waits for its rate limit; see: pgqueue jobs show {}",
+    "parked_by_breaker": "it waits for its circuit breaker; see: pgqueue breakers",
     JobState.SUCCEEDED: "it succeeded; enqueue a new job to do it again",
     JobState.CANCELLED: "it was cancelled; enqueue a new job to do it after all",
     JobState.SCHEDULED: "it was put back at this moment; try again",
@@ -259,3 +308,91 @@ def _refused(job_id: int, reason: str) -> Outcome:
 def _not_found(job_id: int) -> Outcome:
     reason = "it never existed, or its history is no longer kept"
     return Outcome(job_id, "not_found", is_done=False, reason=reason)
+
+
+# Idempotency keys.
+
+
+def show_processed(connection: Connection[Any], key: str, schema: str = "pgqueue") -> once.Processed | None:
+    """Give what became of an idempotency key, or None: nothing that is remembered."""
+    return run(connection, once.show(key), schema)
+
+
+def forget_processed(connection: Connection[Any], key: str, schema: str = "pgqueue") -> bool:
+    """Forget a key, so that its effect may happen again; False if nothing was forgotten.
+
+    Not while a job is at work on it.
+    """
+    return run(connection, once.forget(key), schema) is not None
+
+
+# Who holds what.
+
+
+def list_holders(
+    connection: Connection[Any], max_rows: int = 200, schema: str = "pgqueue"
+) -> list[locks.Holder]:
+    """List who holds concurrency keys, idempotency keys and named locks now, the oldest first."""
+    return run(connection, locks.holders(max_rows), schema)
+
+
+# Circuit breakers.
+
+
+def list_breakers(connection: Connection[Any], schema: str = "pgqueue") -> list[BreakerSummary]:
+    """List circuit breakers by name."""
+    return run(connection, breakers.list_breakers(), schema)
+
+
+def breaker_names(connection: Connection[Any], schema: str = "pgqueue") -> list[str]:
+    """Name the circuit breakers."""
+    return [one.name for one in list_breakers(connection, schema)]
+
+
+def open_breaker(
+    connection: Connection[Any], name: str, seconds: float | None = None, schema: str = "pgqueue"
+) -> None:
+    """Open a circuit breaker for so long, after which a probe may close it, or until it is closed.
+
+    Raises:
+        BreakerNotFound: there is none of this name.
+    """
+    _change_breaker(connection, name, breakers.open_by_hand(name, seconds), schema)
+
+
+def close_breaker(connection: Connection[Any], name: str, schema: str = "pgqueue") -> None:
+    """Close a circuit breaker, and forget what it counted; workers bring its jobs back within a second.
+
+    Raises:
+        BreakerNotFound: there is none of this name.
+    """
+    _change_breaker(connection, name, breakers.close_by_hand(name), schema)
+
+
+def set_breaker(
+    connection: Connection[Any], name: str, settings: Mapping[str, Any], schema: str = "pgqueue"
+) -> None:
+    """Change settings of a circuit breaker; code does not change these any more.
+
+    Raises:
+        ConfigurationError: a value makes no sense.
+        BreakerNotFound: there is none of this name.
+    """
+    known = checked_settings(name, settings)
+    if known.keys() & {"failure_ratio", "min_calls"}:
+        known["max_failures"] = None  # else that would count
+    _change_breaker(connection, name, breakers.change(name, known), schema)
+
+
+def unpin_breaker(connection: Connection[Any], name: str, schema: str = "pgqueue") -> None:
+    """Let code say all settings of a circuit breaker again, from the next start of a worker on.
+
+    Raises:
+        BreakerNotFound: there is none of this name.
+    """
+    _change_breaker(connection, name, breakers.unpin(name), schema)
+
+
+def _change_breaker(connection: Connection[Any], name: str, change: Statement[bool], schema: str) -> None:
+    if not run(connection, change, schema):
+        raise BreakerNotFound(name, breaker_names(connection, schema))

@@ -26,10 +26,22 @@ from typing import (
 from pgqueue.client import DEFAULT_MAX_CONNECTIONS, DEFAULT_WAIT_SECONDS, AsyncClient, Client, result_of
 from pgqueue.database import AsyncConnection, Connection
 from pgqueue.errors import ConfigurationError
+from pgqueue.locks import AsyncLock, Lock
+from pgqueue.model.breaker import declaration
 from pgqueue.model.context import JobContext
-from pgqueue.model.job import JobState, NewJob, OnConflict
+from pgqueue.model.job import JobState, NewJob, OnConflict, UniqueUntil
+from pgqueue.model.limits import RateLimits, checked_name, rate_limit
 from pgqueue.model.options import NO_OPTIONS, JobOption, JobOptions
 from pgqueue.model.retry import Retry
+from pgqueue.model.schedule import (
+    DEFAULT_CATCH_UP_LIMIT,
+    CatchUp,
+    Cron,
+    ScheduleDefinition,
+    ScheduleRegistry,
+    job_maker,
+)
+from pgqueue.model.schedule import define as define_schedule
 from pgqueue.model.task import TaskDefinition, TaskRegistry, define, unregistered_job
 from pgqueue.sql import SCHEMA_NAME
 from pgqueue.sql.enqueue import Enqueued
@@ -39,6 +51,8 @@ C = ParamSpec("C")  # how the handler is called
 P = ParamSpec("P")  # how its jobs are asked for: without what the worker injects
 V = TypeVar("V")  # what calling it gives: a result, or a coroutine
 R = TypeVar("R")  # what a job gives
+
+S = TypeVar("S", bound=Callable[..., Any])  # a task, or a function that becomes one
 
 AnyConnection = Connection[Any] | AsyncConnection[Any]
 
@@ -56,10 +70,16 @@ class TaskOption(TypedDict, total=False):
     concurrency_key: str | None
     concurrency_limit: int
     unique_key: str | None
+    unique_until: UniqueUntil
     on_conflict: OnConflict
     idempotency_key: str | None
     rate_key: str | None
+    rate_limit: str | None
+    rate_burst: int | None
     breaker: str | None
+    idempotent: bool
+    reconcile: Callable[..., Any] | None
+    takeover_seconds: float | None
     store_result: bool
 
 
@@ -88,6 +108,9 @@ class App:
                 f"{self.schema!r} is not a schema's name: up to 48 small letters, digits and _"
             )
         self.registry = TaskRegistry()
+        self._breakers: dict[str, dict[str, Any]] = {}
+        self._rate_limits = RateLimits()
+        self.schedules = ScheduleRegistry()
         self.client = Client(dsn, schema=self.schema, max_connections=max_connections)
         self.aclient = AsyncClient(dsn, schema=self.schema, max_connections=max_connections)
 
@@ -134,6 +157,7 @@ class App:
         `timeout_seconds` None means no limit. `retry` is a number of seconds, a list of them, a
         policy of `pgqueue.model.retry`, or a function of attempt and error. `unrecoverable` lists
         exceptions that no retry mends. Keys are templates over the arguments: `"charge:{order_id}"`.
+        `breaker` names what the task depends on: its jobs wait while that is down; see `breaker()`.
 
         Raises:
             ConfigurationError: a value makes no sense, the function cannot be a handler, or
@@ -145,17 +169,119 @@ class App:
 
     def _declared(self, function: Any, transactional: bool, options: TaskOption) -> Task[..., ..., Any, Any]:
         definition = define(function, transactional=transactional, **options)
-        for option, is_asked in (
-            ("transactional", transactional),
-            ("breaker", definition.breaker is not None),
-        ):
-            # Better no task than one that runs without what it relies on.
-            if is_asked:
-                raise ConfigurationError(
-                    f"task {definition.name!r}: no worker of this version knows {option} yet; leave it out"
-                )
         self.registry.add(definition)
+        if definition.rate_limit is not None:
+            self._rate_limits.add(definition.rate_limit_name, definition.rate_limit)
+        self.schedules.adopt(definition)
         return Task(self, definition)
+
+    def schedule(
+        self,
+        cron: str,
+        /,
+        *,
+        timezone: str = "UTC",
+        name: str | None = None,
+        args: Mapping[str, Any] | None = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        catch_up: CatchUp = "latest",
+        catch_up_limit: int = DEFAULT_CATCH_UP_LIMIT,
+    ) -> Callable[[S], S]:
+        """Let a task run by the clock: `@app.schedule("*/5 * * * *")` directly above or below `@app.task`.
+
+        `cron` has five fields, minute hour day month weekday, or six with the second first; or is
+        `@hourly`, `@daily`, `@weekly`, `@monthly`, `@yearly`. `timezone` is an IANA name, `args` are
+        the handler's arguments, the name is the task's unless another one is given; queue and
+        priority are the task's, too. Of the ticks that no worker was there for, `catch_up` fires
+        the `latest`, `all` (the last `catch_up_limit`) or none: `skip`.
+
+        Raises:
+            ConfigurationError: the expression cannot be read or never comes, there is no such time
+                zone, the task does not take these arguments, or another schedule has its name.
+        """
+        Cron(cron, timezone)
+
+        def make(definition: TaskDefinition) -> ScheduleDefinition:
+            return define_schedule(
+                cron,
+                definition.name,
+                job_maker(definition),
+                name=name,
+                timezone=timezone,
+                args=args,
+                queue=queue,
+                priority=priority,
+                catch_up=catch_up,
+                catch_up_limit=catch_up_limit,
+            )
+
+        def declare(task: S) -> S:
+            declared: object = task
+            if not isinstance(declared, BoundTask):
+                self.schedules.await_task(declared, make)
+            elif isinstance(declared, Task) and self.registry.get(declared.name) is declared.definition:
+                self.schedules.add(make(declared.definition))
+            else:
+                raise ConfigurationError(
+                    f"@app.schedule takes a task of this App as it was declared, not {task!r:.100}"
+                )
+            return task
+
+        return declare
+
+    def breaker(
+        self,
+        name: str,
+        *,
+        failure_ratio: float | None = None,
+        min_calls: int | None = None,
+        max_failures: int | None = None,
+        window_seconds: float | None = None,
+        open_seconds: float | None = None,
+        max_open_seconds: float | None = None,
+        probe_seconds: float | None = None,
+    ) -> str:
+        """Say when a circuit breaker opens and for how long, and give its name, for `@app.task(breaker=…)`.
+
+        Optional: a name that no one declares has the defaults of `pgqueue.model.breaker.BreakerSettings`,
+        which also says what each setting means. What an operator set with `pgqueue breakers set` stays.
+
+        Raises:
+            ConfigurationError: a value makes no sense, or the name is declared already.
+        """
+        if name in self._breakers:
+            raise ConfigurationError(f"breaker {name!r} is declared twice")
+        self._breakers[name] = declaration(
+            name,
+            {
+                "failure_ratio": failure_ratio,
+                "min_calls": min_calls,
+                "max_failures": max_failures,
+                "window_seconds": window_seconds,
+                "open_seconds": open_seconds,
+                "max_open_seconds": max_open_seconds,
+                "probe_seconds": probe_seconds,
+            },
+        )
+        return name
+
+    def rate_limit(self, name: str, rate: str, *, burst: int | None = None) -> None:
+        """Let no more jobs start than that, over all workers: `app.rate_limit("queue:mail", "100/s")`.
+
+        `name` is `queue:` or `task:` and a name, a rate key, or the beginning of rate keys and a `*`:
+        `api:*` gives each customer of `rate_key="api:{customer}"` a limit of its own. `burst` may start
+        at once after a calm; a tenth of a second's worth unless it is said, at least one. Known to
+        the database from the next start of a worker on; what an operator set with `pgqueue limits set` stays.
+
+        Raises:
+            ConfigurationError: the rate or the name makes no sense, or it is declared already.
+        """
+        try:
+            checked, limit = checked_name(name), rate_limit(rate, burst)
+        except ValueError as error:
+            raise ConfigurationError(f"rate limit {name!r:.80}: {error}") from None
+        self._rate_limits.add(checked, limit)
 
     # Asking for jobs.
 
@@ -232,7 +358,38 @@ class App:
 
     def describe(self) -> dict[str, Any]:
         """Give what a worker needs to know about the tasks without importing them, as JSON takes it."""
-        return {"tasks": self.registry.registrations(), "dsn": self.dsn, "schema": self.schema}
+        return {
+            "tasks": self.registry.registrations(),
+            "schedules": self.schedules.registrations(),
+            "breakers": list(self._breakers.values()),
+            "rate_limits": self._rate_limits.declarations([task.name for task in self.registry]),
+            "transactional": [definition.name for definition in self.registry if definition.is_transactional],
+            "dsn": self.dsn,
+            "schema": self.schema,
+        }
+
+    # Locks.
+
+    def lock(
+        self, name: str, *, wait_seconds: float | None = 0.0, conn: Connection[Any] | None = None
+    ) -> Lock:
+        """Give a lock by a name of the application's own: `with app.lock("nightly-report"):`.
+
+        One holder at a time in the whole database. Waits `wait_seconds`, None for ever, and raises
+        LockBusy then; `acquire()` says False instead. Without `conn` it has a session of its own,
+        which PgBouncer's transaction mode cannot give, and lasts until it is released or the
+        session breaks. With `conn` it belongs to that connection's transaction and ends with it.
+
+        Raises:
+            ConfigurationError: the name or the time makes no sense.
+        """
+        return Lock(self.dsn, self.schema, name, wait_seconds, conn)
+
+    def alock(
+        self, name: str, *, wait_seconds: float | None = 0.0, conn: AsyncConnection[Any] | None = None
+    ) -> AsyncLock:
+        """Give a lock for an event loop: `async with app.alock("nightly-report"):`; see `lock`."""
+        return AsyncLock(self.dsn, self.schema, name, wait_seconds, conn)
 
     # Connections.
 

@@ -122,6 +122,72 @@ class DuplicateJob(InvalidJob):
         super().__init__(f"{holder} already holds the unique key {unique_key!r}")
 
 
+class KeyBusy(PgqueueError):
+    """Somebody is doing what this idempotency key stands for just now; nothing was done."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        super().__init__(f"somebody is at work on the key {key!r} just now; try again later")
+
+
+# Schedules.
+
+
+class UnknownSchedule(PgqueueError, LookupError):
+    """There is no schedule of this name."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        self.name, self.known = name, sorted(known)
+        near = get_close_matches(name, self.known, n=1)
+        if near:
+            hint = f"did you mean {near[0]!r}?"
+        else:
+            hint = "see: pgqueue schedules list" if self.known else "there are none yet"
+        super().__init__(f"no schedule {name!r}; {hint}")
+
+
+class ScheduleConflict(PgqueueError):
+    """What was asked for does not go with the schedule that has this name."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name, self.reason = name, reason
+        super().__init__(f"schedule {name!r} {reason}")
+
+
+class LockBusy(PgqueueError):
+    """Somebody else holds the named lock, and did for as long as we waited."""
+
+    def __init__(self, name: str, wait_seconds: float) -> None:
+        self.name, self.wait_seconds = name, wait_seconds
+        waited = f" for {wait_seconds:g} s" if wait_seconds else ""
+        super().__init__(f"somebody else held the lock {name!r}{waited}; see who: pgqueue locks")
+
+
+class BreakerNotFound(PgqueueError, LookupError):
+    """No circuit breaker has this name."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        self.name, self.known = name, sorted(known)
+        near = get_close_matches(name, self.known, n=1)
+        if near:
+            hint = f"did you mean {near[0]!r}?"
+        elif self.known:
+            hint = "known: " + ", ".join(self.known[:10]) + (", …" if len(self.known) > 10 else "")
+        else:
+            hint = "there is none; a worker makes those that its tasks name"
+        super().__init__(f"no breaker {name!r}; {hint}")
+
+
+class RateLimitNotFound(PgqueueError, LookupError):
+    """No rate limit has this name."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        self.name, self.known = name, sorted(known)
+        near = get_close_matches(name, self.known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        super().__init__(f"no rate limit {name!r}{hint}")
+
+
 # Looking at a job afterwards.
 
 

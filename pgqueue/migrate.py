@@ -135,7 +135,9 @@ def check(dsn: str, schema: str = DEFAULT_SCHEMA) -> None:
         DatabaseUnreachable: no server, or it refused us.
     """
     _checked(schema)
-    with connect(dsn, application_name="pgqueue migrate") as connection:
+    # Settings of our own, so that none made for the role is in force.
+    settings = {"statement_timeout": "10s", "lock_timeout": "10s"}
+    with connect(dsn, application_name="pgqueue migrate", settings=settings) as connection:
         found = _revision(connection, schema)
         if found is None:
             raise SchemaMissing(schema)

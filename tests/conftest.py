@@ -166,7 +166,7 @@ def _server_dsn(config: pytest.Config) -> str:
     if dsn := os.environ.get("PGQUEUE_TEST_DSN"):
         return dsn
     if SERVER not in config.stash:
-        config.stash[SERVER] = embedded.start(throwaway=True)
+        config.stash[SERVER] = embedded.start(throwaway=True, settings={"max_connections": "500"})
     return config.stash[SERVER].dsn("postgres")
 
 

@@ -326,15 +326,137 @@ def test_importing_the_package_does_not_load_the_driver():
     assert loaded == "False\n"
 
 
-def test_what_no_worker_of_this_version_does_is_refused_when_it_is_declared():
+def test_a_worker_is_told_which_tasks_end_their_jobs_themselves():
     app = App()
 
+    @app.task(transactional=True)
     def charge(order_id: int, tx: psycopg.Connection) -> None: ...
 
+    @app.task
     def call(url: str) -> None: ...
 
-    with pytest.raises(ConfigurationError, match="transactional"):
-        app.task(transactional=True)(charge)
-    with pytest.raises(ConfigurationError, match="breaker"):
-        app.task(breaker="payments")(call)
-    assert len(app.registry) == 0
+    assert app.describe()["transactional"] == ["charge"]
+
+
+# Schedules.
+
+
+def registrations(app):
+    return {entry["name"]: entry for entry in json.loads(json.dumps(app.describe()))["schedules"]}
+
+
+def test_a_schedule_stands_above_or_below_its_task_or_is_given_later():
+    app = App()
+
+    @app.schedule("@hourly", args={"day": date(2026, 1, 31)})
+    @app.schedule("0 8 * * *", name="morning", timezone="Asia/Jakarta", queue="q", priority=1)
+    @app.task(queue="slow")
+    def above(day: date = date(2026, 1, 1)) -> int:
+        return day.year
+
+    @app.task
+    @app.schedule("@daily")
+    async def below() -> None: ...
+
+    assert app.schedule("*/5 * * * *", name="third", catch_up="all", catch_up_limit=7)(below) is below
+
+    found = registrations(app)
+    assert {name: (entry["cron"], entry["task"]) for name, entry in found.items()} == {
+        "above": ("@hourly", "above"),
+        "below": ("@daily", "below"),
+        "morning": ("0 8 * * *", "above"),
+        "third": ("*/5 * * * *", "below"),
+    }
+    assert found["above"]["args"] == '{"day": "2026-01-31"}'
+    assert (found["morning"]["queue"], found["morning"]["priority"]) == ("q", 1)
+    assert (found["above"]["queue"], found["above"]["priority"]) == (None, None)
+    assert (found["third"]["catch_up"], found["third"]["catch_up_limit"]) == ("all", 7)
+    # It is still the task that it was.
+    assert above(date(2024, 1, 1)) == 2024
+    assert above.job().queue == "slow"
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"cron": "0 0 30 2 *"}, "never comes"),
+        ({"timezone": "Berlin"}, "did you mean 'Europe/Berlin'"),
+        ({"args": {"user": 1}}, "schedule 'send': task 'send': takes no argument 'user'"),
+        ({"args": {"user_id": "x"}}, "schedule 'send': task 'send': args.user_id"),
+        ({}, "misses the argument 'user_id'"),
+        ({"args": {"user_id": 1}, "priority": -1}, "priority must be"),
+        ({"args": {"user_id": 1}, "catch_up": "none"}, "catch_up must be one of"),
+    ],
+)
+def test_a_mistake_in_a_schedule_is_found_where_it_stands(said, message):
+    app = App()
+
+    @app.task
+    def send(user_id: int): ...
+
+    with pytest.raises(ConfigurationError, match=message):
+        app.schedule(said.pop("cron", "@daily"), **said)(send)
+
+    assert len(app.schedules) == 0
+
+
+def test_two_schedules_of_a_task_need_two_names():
+    app = App()
+
+    with pytest.raises(ConfigurationError, match=r"schedule 'send' is declared twice, .* name=\.\.\."):
+
+        @app.schedule("@daily")
+        @app.schedule("@hourly")
+        @app.task
+        def send(): ...
+
+
+def test_a_schedule_of_what_is_no_task_of_this_app_is_refused():
+    app = App()
+
+    @App().task
+    def elsewhere(): ...
+
+    @app.task
+    def send(): ...
+
+    for other in (elsewhere, send.using(priority=3)):
+        with pytest.raises(ConfigurationError, match="takes a task of this App as it was declared"):
+            app.schedule("@daily")(other)
+
+
+def test_a_schedule_of_a_function_that_never_becomes_a_task_is_found_when_a_worker_starts():
+    app = App()
+
+    @app.schedule("@daily")
+    def forgotten(): ...
+
+    with pytest.raises(ConfigurationError, match=r"'.*forgotten', which is no task; put @app.task\(\)"):
+        app.describe()
+
+
+# Circuit breakers.
+
+
+def test_a_breaker_is_a_name_that_tasks_take_and_its_settings_are_described():
+    app = App()
+    payments = app.breaker("payments-api", min_calls=5)
+
+    @app.task(breaker=payments)
+    def charge(): ...
+
+    described = json.loads(json.dumps(app.describe()))
+
+    assert described["tasks"][0]["breaker"] == "payments-api"
+    (declared,) = described["breakers"]
+    assert (declared["name"], declared["min_calls"], declared["open_seconds"]) == ("payments-api", 5, 30.0)
+
+
+def test_a_breaker_that_makes_no_sense_or_is_there_already_is_refused():
+    app = App()
+    app.breaker("mail")
+
+    with pytest.raises(ConfigurationError, match="breaker 'mail' is declared twice"):
+        app.breaker("mail", min_calls=3)
+    with pytest.raises(ConfigurationError, match="breaker 'pay': min_calls must be a whole number"):
+        app.breaker("pay", min_calls=0)

@@ -32,7 +32,9 @@ TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 PROMPT = "$ "
 PATIENCE_SECONDS = 15.0
 # Asking again changes nothing, so what they show may take a moment to be so.
-READ_ONLY = re.compile(r"pgqueue (?:jobs|dlq|queues) (?:list|show)|pgqueue workers")
+READ_ONLY = re.compile(
+    r"pgqueue (?:jobs|dlq|queues|schedules) (?:list|show|next)|pgqueue workers|pgqueue breakers$"
+)
 
 
 @dataclass(frozen=True)
@@ -334,7 +336,7 @@ def test_every_command_and_option_that_is_named_exists(commands: dict[str, click
     spans = [span for span in re.findall(r"`([^`\n]+)`", prose) if not span.startswith("python")]
     known = {name for command in commands.values() for name in _options(command)}
 
-    paths = {found[0] for span in spans if (found := re.match(r"pgqueue(?: [a-z]+)*", span))}
+    paths = {found[0] for span in spans if (found := re.match(r"pgqueue(?: [a-z][a-z-]*)*", span))}
     options = {option for span in spans for option in re.findall(r"(?<![\w-])--?[a-z][a-z-]*", span)}
 
     assert paths - commands.keys() == set()

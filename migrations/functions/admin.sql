@@ -87,11 +87,11 @@ BEGIN
     ) AS h;
     WITH returned AS (
         INSERT INTO jobs AS j (id, run_at, created_at, attempt, max_attempts, timeout_seconds, priority, crashes,
-                               concurrency_limit, state, queue, task, concurrency_key, unique_key, idempotency_key,
-                               rate_key, args, headers, errors)
+                               concurrency_limit, is_unique_until_start, state, queue, task, concurrency_key, unique_key,
+                               idempotency_key, rate_key, args, headers, errors)
         OVERRIDING SYSTEM VALUE
         SELECT d.id, clock_timestamp(), d.created_at, d.attempt, least(d.attempt + redrive.extra_attempts, 100000),
-               d.timeout_seconds, d.priority, 0, d.concurrency_limit, 'ready', d.queue, d.task, d.concurrency_key,
+               d.timeout_seconds, d.priority, 0, d.concurrency_limit, false, 'ready', d.queue, d.task, d.concurrency_key,
                d.unique_key, d.idempotency_key, d.rate_key, d.args, d.headers, d.errors
         FROM dead_jobs AS d
         WHERE d.id = ANY (ids)
@@ -107,4 +107,85 @@ BEGIN
                       ELSE 'not_found' END
     FROM (SELECT DISTINCT u.id FROM unnest(redrive.job_ids) AS u (id)) AS g
     ORDER BY g.id;
+END $$;
+
+-- Every queue that anybody knows: it has jobs, settings, a task or a worker.
+CREATE OR REPLACE FUNCTION {{schema}}.known_queues() RETURNS SETOF text
+LANGUAGE sql STABLE
+SET search_path = {{schema}}, pg_temp
+AS $$
+    SELECT j.queue FROM jobs AS j
+    UNION SELECT coalesce(t.queue, 'default') FROM tasks AS t
+    UNION SELECT q.name FROM queues AS q
+    UNION SELECT u.queue FROM workers AS w CROSS JOIN LATERAL unnest(w.queues) AS u (queue)
+    ORDER BY 1
+$$;
+
+-- Start nothing more in these queues (NULL: all that are known), until that instant, for so long by our clock, or
+-- until somebody resumes; what runs, runs on. Rings, so that whoever sleeps learns when it ends. Gives the queues.
+CREATE OR REPLACE FUNCTION {{schema}}.pause_queues(
+    names text[] DEFAULT NULL, reason text DEFAULT NULL, seconds double precision DEFAULT NULL,
+    until timestamptz DEFAULT NULL
+) RETURNS SETOF text
+LANGUAGE plpgsql VOLATILE
+SET search_path = {{schema}}, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    chosen text[] := ARRAY(
+        SELECT DISTINCT n.name
+        FROM unnest(coalesce(pause_queues.names, ARRAY(SELECT k.name FROM known_queues() AS k (name)))) AS n (name)
+        ORDER BY 1
+    );
+BEGIN
+    INSERT INTO queues AS q (name, is_paused, paused_until, reason)
+    SELECT c.name, true, coalesce(pause_queues.until, clock_timestamp() + make_interval(secs => pause_queues.seconds)),
+           pause_queues.reason
+    FROM unnest(chosen) AS c (name) ORDER BY 1
+    ON CONFLICT (name) DO UPDATE SET
+        is_paused = true, paused_until = excluded.paused_until, reason = excluded.reason,
+        updated_at = clock_timestamp();
+    PERFORM ring(chosen);
+    RETURN QUERY SELECT c.name FROM unnest(chosen) AS c (name);
+END $$;
+
+-- Go on in these queues (NULL: all that are paused), with at most so many running at a time if that is said, and wake
+-- their workers. Gives the queues.
+CREATE OR REPLACE FUNCTION {{schema}}.resume_queues(names text[] DEFAULT NULL, max_running integer DEFAULT NULL)
+RETURNS SETOF text
+LANGUAGE plpgsql VOLATILE
+SET search_path = {{schema}}, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    chosen text[] := ARRAY(
+        SELECT DISTINCT n.name
+        FROM unnest(coalesce(resume_queues.names, ARRAY(SELECT q.name FROM queues AS q WHERE q.is_paused))) AS n (name)
+        ORDER BY 1
+    );
+BEGIN
+    INSERT INTO queues AS q (name, max_running)
+    SELECT c.name, resume_queues.max_running FROM unnest(chosen) AS c (name) ORDER BY 1
+    ON CONFLICT (name) DO UPDATE SET
+        is_paused = false, paused_until = NULL, reason = NULL,
+        max_running = coalesce(excluded.max_running, q.max_running), updated_at = clock_timestamp();
+    PERFORM ring(chosen);
+    RETURN QUERY SELECT c.name FROM unnest(chosen) AS c (name);
+END $$;
+
+-- Let at most so many jobs of a queue run at a time, over all workers; 0: none is started, NULL: no limit. What runs
+-- beyond it, runs on.
+CREATE OR REPLACE FUNCTION {{schema}}.limit_queue(name text, max_running integer, reason text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = {{schema}}, pg_temp
+AS $$
+#variable_conflict use_column
+BEGIN
+    INSERT INTO queues AS q (name, max_running, reason)
+    VALUES (limit_queue.name, limit_queue.max_running, limit_queue.reason)
+    ON CONFLICT (name) DO UPDATE SET
+        max_running = excluded.max_running,
+        reason = coalesce(excluded.reason, CASE WHEN q.is_paused OR excluded.max_running IS NOT NULL THEN q.reason END),
+        updated_at = clock_timestamp();
+    PERFORM ring(ARRAY[limit_queue.name]);
 END $$;

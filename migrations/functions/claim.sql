@@ -5,7 +5,7 @@
 --
 -- Guarantee: never more running jobs of a concurrency_key than the claimed job's concurrency_limit, and of a
 -- queue than its max_running, whichever queues, workers and batch sizes are at work; never more starts than a
--- rate limit allows.
+-- rate limit allows. A job that is unique until its start gives its key up here.
 -- after_*: start behind this place in the order (the last row with is_scanned of the call before)
 -- instead of at the head, past the dead index entries that a held snapshot keeps there. Jobs
 -- that became ready behind that place are met at the caller's next call without after_*.
@@ -58,6 +58,7 @@ DECLARE
     chosen_was_ready boolean[];
     chosen_slots integer[];
     admitted tid[];
+    spent text[];
     parked_by_rate integer;
     is_refused boolean;
 BEGIN
@@ -65,7 +66,9 @@ BEGIN
         RAISE EXCEPTION '{{schema}}.claim must run in READ COMMITTED, not %', current_setting('transaction_isolation')
             USING ERRCODE = 'active_sql_transaction';
     END IF;
-    SELECT q.is_paused, q.max_running, EXISTS (SELECT FROM rate_limits) INTO is_paused, max_running, has_rates
+    SELECT q.is_paused AND coalesce(q.paused_until > clock_timestamp(), true), q.max_running,
+           EXISTS (SELECT FROM rate_limits)
+    INTO is_paused, max_running, has_rates
     FROM (SELECT) AS one
     LEFT JOIN queues AS q ON q.name = claim.queue;
     IF is_paused OR room < 1 THEN
@@ -73,22 +76,25 @@ BEGIN
     END IF;
     IF max_running IS NOT NULL THEN
         -- One claim of such a queue at a time. The next statement's snapshot is younger than the lock, and
-        -- others can only make the number smaller.
+        -- others can only make the number smaller. The settings again, for we may have waited.
         PERFORM pg_advisory_xact_lock(hashtextextended('{{schema}}.queue:' || claim.queue, 0));
-        room := least(room, max_running - (
-            SELECT count(*) FROM jobs AS j WHERE j.state = 'running' AND j.queue = claim.queue
-        ));
-        IF room < 1 THEN
+        SELECT q.is_paused AND coalesce(q.paused_until > clock_timestamp(), true),
+               least(room, q.max_running - r.running)
+        INTO is_paused, room
+        FROM (SELECT count(*) AS running FROM jobs AS j WHERE j.state = 'running' AND j.queue = claim.queue) AS r
+        LEFT JOIN queues AS q ON q.name = claim.queue;
+        IF is_paused OR room < 1 THEN
             RETURN;
         END IF;
     END IF;
     IF has_rates THEN
         wanted := room;
         granted := rate_enter(claim.queue, wanted);
-        room := granted;
+        room := coalesce(granted, room);
         IF room > 0 THEN
             -- Whose turn has come in the line before a limit goes first: behind a busy queue it would wait for ever.
-            SELECT array_agg(d.place), array_agg(false), array_agg(d.slot) INTO places, was_ready, slots
+            SELECT array_agg(d.place), array_agg(false), array_agg(d.slot), array_agg(d.name)
+            INTO places, was_ready, slots, spent
             FROM rate_deal(claim.queue, room) AS d;
             room := room - coalesce(cardinality(places), 0);
         END IF;
@@ -124,7 +130,8 @@ BEGIN
         -- Jobs without a key: ours, no further question but that of their rate.
         is_cut := coalesce(cardinality(free) > room, false);
         IF free IS NOT NULL AND has_rates THEN
-            SELECT a.places, a.parked INTO free, parked FROM rate_admit(free, room) AS a;
+            SELECT a.places, spent || a.starts, a.parked INTO free, spent, parked
+            FROM rate_admit(free, room, spent) AS a;
         END IF;
         IF free IS NOT NULL THEN
             free := free[1:room];
@@ -133,6 +140,7 @@ BEGIN
                 UPDATE jobs AS j SET
                     state = 'running', attempt = j.attempt + 1, claim_token = new_token,
                     worker_id = claim.worker_id, lease_seconds = claim.lease_seconds,
+                    unique_key = CASE WHEN NOT j.is_unique_until_start THEN j.unique_key END,
                     heartbeat_at = clock_timestamp(), started_at = clock_timestamp(),
                     deadline_at = clock_timestamp() + make_interval(secs => nullif(j.timeout_seconds, 0))
                 WHERE j.ctid = ANY (free)
@@ -212,7 +220,8 @@ BEGIN
                 ) AS o;
             END IF;
             IF has_rates AND chosen IS NOT NULL THEN
-                SELECT a.places, a.parked INTO admitted, parked_by_rate FROM rate_admit(chosen, room) AS a;
+                SELECT a.places, spent || a.starts, a.parked INTO admitted, spent, parked_by_rate
+                FROM rate_admit(chosen, room, spent) AS a;
                 parked := parked + parked_by_rate;
                 is_refused := is_refused OR coalesce(cardinality(admitted), 0) < cardinality(chosen);
                 SELECT array_agg(c.place), array_agg(c.was_ready), array_agg(c.slot)
@@ -231,6 +240,7 @@ BEGIN
                 UPDATE jobs AS j SET
                     state = 'running', attempt = j.attempt + 1, claim_token = new_token,
                     worker_id = claim.worker_id, lease_seconds = claim.lease_seconds, concurrency_slot = p.slot,
+                    unique_key = CASE WHEN NOT j.is_unique_until_start THEN j.unique_key END,
                     rate_parked_at = NULL, heartbeat_at = clock_timestamp(), started_at = clock_timestamp(),
                     deadline_at = clock_timestamp() + make_interval(secs => nullif(j.timeout_seconds, 0))
                 FROM unnest(places, was_ready, slots) AS p (place, was_ready, slot)
@@ -278,7 +288,11 @@ BEGIN
         EXIT WHEN room < 1 OR parked = 0 OR scanned < width OR (has_rates AND room < room_before);
         width := greatest(room, CASE WHEN has_rates THEN 200 ELSE 500 END);
     END LOOP;
-    IF has_rates THEN
+    -- Last, so that no start is later than its payment.
+    IF spent IS NOT NULL THEN
+        PERFORM rate_pay(spent);
+    END IF;
+    IF granted IS NOT NULL THEN
         PERFORM rate_leave(claim.queue, wanted, granted, granted - room);
     END IF;
 END $$;

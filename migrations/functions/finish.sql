@@ -17,12 +17,14 @@ DECLARE
     held_results jsonb[];
     held_reasons text[];
     keys text[];
+    limited_queues text[] := ARRAY(SELECT q.name FROM queues AS q WHERE q.max_running IS NOT NULL);
 BEGIN
     SELECT array_agg(h.place), array_agg(h.id), array_agg(h.result), array_agg(h.reason),
-           array_agg(h.concurrency_key) FILTER (WHERE h.concurrency_key IS NOT NULL)
-    INTO places, ids, held_results, held_reasons, keys
+           array_agg(h.concurrency_key) FILTER (WHERE h.concurrency_key IS NOT NULL),
+           array_agg(h.queue) FILTER (WHERE h.queue = ANY (limited_queues))
+    INTO places, ids, held_results, held_reasons, keys, limited_queues
     FROM (
-        SELECT j.place, j.id, j.concurrency_key, g.result, g.reason
+        SELECT j.place, j.id, j.concurrency_key, j.queue, g.result, g.reason
         FROM (
             SELECT u.id, u.token, u.result, u.reason
             FROM unnest(complete.job_ids, complete.tokens, complete.results, complete.reasons)
@@ -30,7 +32,7 @@ BEGIN
             ORDER BY u.id
         ) AS g
         CROSS JOIN LATERAL (
-            SELECT j.ctid AS place, j.id, j.concurrency_key FROM jobs AS j
+            SELECT j.ctid AS place, j.id, j.concurrency_key, j.queue FROM jobs AS j
             WHERE j.id = g.id AND j.claim_token = g.token AND j.state = 'running'
             FOR NO KEY UPDATE
         ) AS j
@@ -54,6 +56,9 @@ BEGIN
            d.headers, d.errors, d.result
     FROM done AS d
     WHERE d.queue <> ALL (ARRAY(SELECT q.name FROM queues AS q WHERE q.retention_seconds = 0));
+    IF limited_queues IS NOT NULL THEN
+        PERFORM ring(limited_queues);       -- one more may run there
+    END IF;
     IF keys IS NOT NULL THEN
         PERFORM unblock(keys);
     END IF;
@@ -65,7 +70,7 @@ END $$;
 CREATE OR REPLACE FUNCTION {{schema}}.hold(job_ids bigint[], tokens uuid[])
 RETURNS TABLE (
     nth integer, place tid, id bigint, attempt integer, max_attempts integer, crashes integer, concurrency_key text,
-    task text, queue text, is_cancel_requested boolean
+    idempotency_key text, task text, queue text, is_cancel_requested boolean
 )
 LANGUAGE plpgsql VOLATILE
 SET search_path = {{schema}}, pg_temp SET jit = off SET plan_cache_mode = force_generic_plan
@@ -73,15 +78,15 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off S
 AS $$
 BEGIN
     RETURN QUERY
-    SELECT g.nth::integer, j.place, j.id, j.attempt, j.max_attempts, j.crashes, j.concurrency_key, j.task, j.queue,
-           j.is_cancel_requested
+    SELECT g.nth::integer, j.place, j.id, j.attempt, j.max_attempts, j.crashes, j.concurrency_key, j.idempotency_key,
+           j.task, j.queue, j.is_cancel_requested
     FROM (
         SELECT u.id, u.token, u.nth FROM unnest(hold.job_ids, hold.tokens) WITH ORDINALITY AS u (id, token, nth)
         ORDER BY u.id
     ) AS g
     CROSS JOIN LATERAL (
-        SELECT j.ctid AS place, j.id, j.attempt, j.max_attempts, j.crashes::integer AS crashes, j.concurrency_key, j.task,
-               j.queue, j.cancel_requested_at IS NOT NULL AS is_cancel_requested
+        SELECT j.ctid AS place, j.id, j.attempt, j.max_attempts, j.crashes::integer AS crashes, j.concurrency_key,
+               j.idempotency_key, j.task, j.queue, j.cancel_requested_at IS NOT NULL AS is_cancel_requested
         FROM jobs AS j
         WHERE j.id = g.id AND j.claim_token = g.token AND j.state = 'running'
         FOR NO KEY UPDATE
@@ -89,7 +94,7 @@ BEGIN
 END $$;
 
 -- Bring locked rows to where they go next: scheduled, ready, dead, cancelled; then wake who waits for
--- their keys. Inner part of fail_many, release, crash, reap and cancel.
+-- their keys, or for one less to run in their queue. Inner part of fail_many, release, crash, reap and cancel.
 CREATE OR REPLACE FUNCTION {{schema}}.settle(verdicts {{schema}}.verdict[]) RETURNS void
 LANGUAGE plpgsql VOLATILE
 SET search_path = {{schema}}, pg_temp SET jit = off SET plan_cache_mode = force_generic_plan
@@ -140,7 +145,9 @@ BEGIN
     WHERE g.state = 'cancelled'
       AND g.queue <> ALL (ARRAY(SELECT q.name FROM queues AS q WHERE q.retention_seconds = 0));
 
-    SELECT array_agg(v.queue) FILTER (WHERE v.state = 'ready'),
+    SELECT array_agg(v.queue) FILTER (WHERE v.state = 'ready' OR v.queue = ANY (
+               ARRAY(SELECT q.name FROM queues AS q WHERE q.max_running IS NOT NULL)
+           )),
            array_agg(v.concurrency_key) FILTER (WHERE v.concurrency_key IS NOT NULL)
     INTO queues, keys
     FROM unnest(settle.verdicts) AS v;
@@ -166,17 +173,21 @@ END;
 -- Fail attempts we still hold. Each goes to scheduled after its retry_seconds by the database's clock (NULL =
 -- full jitter; 0 = ready at once), to dead when is_dead or its attempts are used up (crashes do not
 -- count), to cancelled when is_cancelled or somebody had asked for that. Gives the new state of each job that
--- was ours.
+-- was ours. is_unsure: the attempt was stopped from outside, so its effect may have happened (see once.sql).
 CREATE OR REPLACE FUNCTION {{schema}}.fail_many(
     job_ids bigint[], tokens uuid[], errors text[], retry_seconds double precision[] DEFAULT NULL,
     is_dead boolean[] DEFAULT NULL, is_cancelled boolean[] DEFAULT NULL,
-    base_seconds double precision DEFAULT 1, max_seconds double precision DEFAULT 600
+    base_seconds double precision DEFAULT 1, max_seconds double precision DEFAULT 600, is_unsure boolean[] DEFAULT NULL
 ) RETURNS TABLE (job_id bigint, state text)
 LANGUAGE plpgsql VOLATILE
 SET search_path = {{schema}}, pg_temp SET jit = off
 AS $$
 DECLARE
     verdicts verdict[];
+    keys text[];
+    key_jobs bigint[];
+    key_tokens uuid[];
+    key_is_unsure boolean[];
 BEGIN
     SELECT array_agg(ROW(
         h.place, h.id, s.state,
@@ -188,7 +199,12 @@ BEGIN
             )
         END,
         coalesce(fail_many.errors[h.nth], 'failed'), h.attempt, h.crashes, h.concurrency_key, h.task, h.queue
-    )::verdict) INTO verdicts
+    )::verdict),
+        array_agg(h.idempotency_key) FILTER (WHERE h.idempotency_key IS NOT NULL),
+        array_agg(h.id) FILTER (WHERE h.idempotency_key IS NOT NULL),
+        array_agg(fail_many.tokens[h.nth]) FILTER (WHERE h.idempotency_key IS NOT NULL),
+        array_agg(fail_many.is_unsure[h.nth]) FILTER (WHERE h.idempotency_key IS NOT NULL)
+    INTO verdicts, keys, key_jobs, key_tokens, key_is_unsure
     FROM hold(fail_many.job_ids, fail_many.tokens) AS h
     CROSS JOIN LATERAL (
         SELECT CASE WHEN h.is_cancel_requested OR fail_many.is_cancelled[h.nth] THEN 'cancelled'
@@ -197,6 +213,9 @@ BEGIN
                     ELSE 'scheduled' END AS state
     ) AS s;
     PERFORM settle(verdicts);
+    IF keys IS NOT NULL THEN
+        PERFORM leave_once(keys, key_jobs, key_tokens, key_is_unsure);
+    END IF;
     RETURN QUERY SELECT v.job_id, v.state FROM unnest(verdicts) AS v;
 END $$;
 
@@ -215,23 +234,32 @@ $$;
 
 -- Give jobs back without having failed: at shutdown, on snooze, when a neighbour took the child down. Each
 -- is ready at once, or scheduled after its delay_seconds by the database's clock. burn false gives the
--- attempt back. A NULL reason leaves no trace in its history.
+-- attempt back. A NULL reason leaves no trace in its history. is_unsure as in fail_many.
 CREATE OR REPLACE FUNCTION {{schema}}.release(
     job_ids bigint[], tokens uuid[], burn boolean DEFAULT false, reason text DEFAULT NULL,
-    delay_seconds double precision[] DEFAULT NULL
+    delay_seconds double precision[] DEFAULT NULL, is_unsure boolean DEFAULT false
 ) RETURNS TABLE (job_id bigint, state text)
 LANGUAGE plpgsql VOLATILE
 SET search_path = {{schema}}, pg_temp SET jit = off
 AS $$
 DECLARE
     verdicts verdict[];
+    keys text[];
+    key_jobs bigint[];
+    key_tokens uuid[];
+    key_is_unsure boolean[];
 BEGIN
     SELECT array_agg(ROW(
         h.place, h.id, s.state,
         CASE s.state WHEN 'scheduled' THEN clock_timestamp() + make_interval(secs => release.delay_seconds[h.nth]) END,
         release.reason, h.attempt - CASE WHEN release.burn THEN 0 ELSE 1 END, h.crashes,
         h.concurrency_key, h.task, h.queue
-    )::verdict) INTO verdicts
+    )::verdict),
+        array_agg(h.idempotency_key) FILTER (WHERE h.idempotency_key IS NOT NULL),
+        array_agg(h.id) FILTER (WHERE h.idempotency_key IS NOT NULL),
+        array_agg(release.tokens[h.nth]) FILTER (WHERE h.idempotency_key IS NOT NULL),
+        array_agg(release.is_unsure) FILTER (WHERE h.idempotency_key IS NOT NULL)
+    INTO verdicts, keys, key_jobs, key_tokens, key_is_unsure
     FROM hold(release.job_ids, release.tokens) AS h
     CROSS JOIN LATERAL (
         SELECT CASE WHEN h.is_cancel_requested THEN 'cancelled'
@@ -240,6 +268,9 @@ BEGIN
                     ELSE 'ready' END AS state
     ) AS s;
     PERFORM settle(verdicts);
+    IF keys IS NOT NULL THEN
+        PERFORM leave_once(keys, key_jobs, key_tokens, key_is_unsure);
+    END IF;
     RETURN QUERY SELECT v.job_id, v.state FROM unnest(verdicts) AS v;
 END $$;
 
@@ -255,13 +286,22 @@ SET search_path = {{schema}}, pg_temp SET jit = off
 AS $$
 DECLARE
     verdicts verdict[];
+    keys text[];
+    key_jobs bigint[];
+    key_tokens uuid[];
+    key_is_unsure boolean[];
 BEGIN
     SELECT array_agg(ROW(
         h.place, h.id, s.state,
         CASE s.state WHEN 'scheduled' THEN
             clock_timestamp() + full_jitter(h.crashes, crash.base_seconds, crash.max_seconds) END,
         coalesce(crash.reason, 'the process died'), h.attempt, h.crashes + 1, h.concurrency_key, h.task, h.queue
-    )::verdict) INTO verdicts
+    )::verdict),
+        array_agg(h.idempotency_key) FILTER (WHERE h.idempotency_key IS NOT NULL),
+        array_agg(h.id) FILTER (WHERE h.idempotency_key IS NOT NULL),
+        array_agg(crash.tokens[h.nth]) FILTER (WHERE h.idempotency_key IS NOT NULL),
+        array_agg(true) FILTER (WHERE h.idempotency_key IS NOT NULL)
+    INTO verdicts, keys, key_jobs, key_tokens, key_is_unsure
     FROM hold(crash.job_ids, crash.tokens) AS h
     CROSS JOIN LATERAL (
         SELECT CASE WHEN h.is_cancel_requested THEN 'cancelled'
@@ -271,6 +311,9 @@ BEGIN
                     ELSE 'scheduled' END AS state
     ) AS s;
     PERFORM settle(verdicts);
+    IF keys IS NOT NULL THEN
+        PERFORM leave_once(keys, key_jobs, key_tokens, key_is_unsure);
+    END IF;
     RETURN QUERY SELECT v.job_id, v.state FROM unnest(verdicts) AS v;
 END $$;
 

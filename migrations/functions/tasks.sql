@@ -15,6 +15,7 @@ BEGIN
     found.max_attempts := coalesce(found.max_attempts, 5);
     found.timeout_seconds := coalesce(found.timeout_seconds, 300);
     found.concurrency_limit := coalesce(found.concurrency_limit, 1);
+    found.is_unique_until_start := coalesce(found.is_unique_until_start, false);
     RETURN found;
 END $$;
 
@@ -69,6 +70,7 @@ BEGIN
     filled.max_attempts := coalesce(filled.max_attempts, task.max_attempts);
     filled.timeout_seconds := coalesce(filled.timeout_seconds, task.timeout_seconds);
     filled.concurrency_limit := coalesce(filled.concurrency_limit, task.concurrency_limit);
+    filled.is_unique_until_start := coalesce(filled.is_unique_until_start, task.is_unique_until_start);
     filled.state := coalesce(
         filled.state, CASE WHEN filled.run_at > clock_timestamp() THEN 'scheduled' ELSE 'ready' END
     );
@@ -94,10 +96,12 @@ BEGIN
     RETURN fill_job(NEW);
 END $$;
 
--- Our own functions give every column and never pay for the call.
+-- Our own functions give every column, and the keys, and never pay for the call. Nobody else gives
+-- is_unique_until_start by chance, so whoever gives all the others still gets the keys.
 CREATE OR REPLACE TRIGGER jobs_fill BEFORE INSERT ON {{schema}}.jobs
 FOR EACH ROW
-WHEN (num_nulls(NEW.queue, NEW.priority, NEW.max_attempts, NEW.timeout_seconds, NEW.concurrency_limit, NEW.state) > 0)
+WHEN (num_nulls(NEW.queue, NEW.priority, NEW.max_attempts, NEW.timeout_seconds, NEW.concurrency_limit,
+                NEW.is_unique_until_start, NEW.state) > 0)
 EXECUTE FUNCTION {{schema}}.fill_inserted_job();
 
 -- Upsert definitions from a JSON array of objects with the columns of tasks as members; a missing or
@@ -112,27 +116,29 @@ DECLARE
     written integer;
 BEGIN
     INSERT INTO tasks AS t (name, queue, priority, max_attempts, timeout_seconds, concurrency_key, concurrency_limit,
-                            unique_key, idempotency_key, rate_key, breaker, args_schema)
+                            unique_key, is_unique_until_start, idempotency_key, rate_key, breaker, args_schema)
     SELECT d.name, d.queue, d.priority, d.max_attempts, d.timeout_seconds, d.concurrency_key, d.concurrency_limit,
-           d.unique_key, d.idempotency_key, d.rate_key, d.breaker, d.args_schema
+           d.unique_key, d.is_unique_until_start, d.idempotency_key, d.rate_key, d.breaker, d.args_schema
     FROM jsonb_to_recordset(register_tasks.definitions) AS d (
         name text, queue text, priority smallint, max_attempts integer, timeout_seconds real, concurrency_key text,
-        concurrency_limit smallint, unique_key text, idempotency_key text, rate_key text, breaker text, args_schema jsonb
+        concurrency_limit smallint, unique_key text, is_unique_until_start boolean, idempotency_key text, rate_key text,
+        breaker text, args_schema jsonb
     )
     ORDER BY d.name
     ON CONFLICT (name) DO UPDATE SET
         queue = excluded.queue, priority = excluded.priority, max_attempts = excluded.max_attempts,
         timeout_seconds = excluded.timeout_seconds, concurrency_key = excluded.concurrency_key,
         concurrency_limit = excluded.concurrency_limit, unique_key = excluded.unique_key,
+        is_unique_until_start = excluded.is_unique_until_start,
         idempotency_key = excluded.idempotency_key, rate_key = excluded.rate_key, breaker = excluded.breaker,
         args_schema = excluded.args_schema, seen_at = excluded.seen_at
     WHERE t.seen_at < excluded.seen_at - interval '1 minute'
        OR (t.queue, t.priority, t.max_attempts, t.timeout_seconds, t.concurrency_key, t.concurrency_limit,
-           t.unique_key, t.idempotency_key, t.rate_key, t.breaker, t.args_schema)
+           t.unique_key, t.is_unique_until_start, t.idempotency_key, t.rate_key, t.breaker, t.args_schema)
           IS DISTINCT FROM
           (excluded.queue, excluded.priority, excluded.max_attempts, excluded.timeout_seconds,
-           excluded.concurrency_key, excluded.concurrency_limit, excluded.unique_key, excluded.idempotency_key,
-           excluded.rate_key, excluded.breaker, excluded.args_schema);
+           excluded.concurrency_key, excluded.concurrency_limit, excluded.unique_key, excluded.is_unique_until_start,
+           excluded.idempotency_key, excluded.rate_key, excluded.breaker, excluded.args_schema);
     GET DIAGNOSTICS written = ROW_COUNT;
     RETURN written;
 END $$;

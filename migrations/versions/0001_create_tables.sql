@@ -3,9 +3,9 @@
 
 -- Fixed-width columns come first, so that a row without options stays narrow.
 --
--- queue, priority, max_attempts, timeout_seconds, concurrency_limit and state have no default on
--- purpose: a row that leaves one of them out is completed by a trigger from the definition of its
--- task, so that a plain INSERT (task, args) means the same as a call from Python.
+-- queue, priority, max_attempts, timeout_seconds, concurrency_limit, is_unique_until_start and state have
+-- no default on purpose: a row that leaves one of them out is completed by a trigger from the definition
+-- of its task, its keys too, so that a plain INSERT (task, args) means the same as a call from Python.
 CREATE TABLE {{schema}}.jobs (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     run_at timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -25,6 +25,7 @@ CREATE TABLE {{schema}}.jobs (
     crashes smallint NOT NULL DEFAULT 0,
     concurrency_limit smallint NOT NULL,
     concurrency_slot smallint,
+    is_unique_until_start boolean NOT NULL,     -- it gives its unique_key up when it is claimed
     state text NOT NULL,
     queue text NOT NULL,
     task text NOT NULL,
@@ -161,14 +162,15 @@ CREATE TABLE {{schema}}.dead_jobs (
 );
 CREATE INDEX dead_jobs_died_at ON {{schema}}.dead_jobs (died_at);
 
--- Idempotency: what was done already, and what it answered.
+-- Idempotency: what was done already, and what it answered. The owner of what is IN_PROGRESS is the attempt
+-- of that job_id and claim_token; NULL: it is known to be gone, and what became of it is not. No job_id: no job did it.
 CREATE TABLE {{schema}}.processed_jobs (
     idempotency_key varchar(255) PRIMARY KEY,
     job_name text NOT NULL,
     status text NOT NULL CONSTRAINT processed_jobs_status_is_known CHECK (status IN ('IN_PROGRESS', 'COMPLETED')),
     response_payload jsonb,
-    job_id bigint NOT NULL,
-    claim_token uuid NOT NULL,
+    job_id bigint,
+    claim_token uuid,
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     updated_at timestamptz NOT NULL DEFAULT clock_timestamp()
 ) WITH (fillfactor = 80);
@@ -178,9 +180,14 @@ CREATE INDEX processed_jobs_created_at ON {{schema}}.processed_jobs (created_at)
 CREATE TABLE {{schema}}.queues (
     name text PRIMARY KEY CONSTRAINT queues_name_fits CHECK (octet_length(name) BETWEEN 1 AND 100),
     is_paused boolean NOT NULL DEFAULT false,
+    paused_until timestamptz,           -- then the pause is over by itself; NULL: until somebody resumes
     max_running integer CONSTRAINT queues_max_running_fits CHECK (max_running >= 0),
     retention_seconds integer CONSTRAINT queues_retention_fits CHECK (retention_seconds >= 0),
-    updated_at timestamptz NOT NULL DEFAULT clock_timestamp()
+    reason text,                        -- why it is paused or limited, for people
+    updated_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    CONSTRAINT queues_pause_has_an_end CHECK (
+        paused_until IS NULL OR (is_paused AND paused_until >= '2000-01-01Z' AND paused_until < '3000-01-01Z')
+    )
 );
 
 -- The registered definitions, upserted when a worker starts. NULL = the default. The keys are templates:
@@ -194,6 +201,7 @@ CREATE TABLE {{schema}}.tasks (
     concurrency_key text,
     concurrency_limit smallint,
     unique_key text,
+    is_unique_until_start boolean,
     idempotency_key text,
     rate_key text,
     breaker text,
@@ -228,8 +236,12 @@ CREATE TABLE {{schema}}.workers (
     seen_at timestamptz NOT NULL DEFAULT clock_timestamp()
 ) WITH (fillfactor = 50);
 
+-- Names: 'queue:Q', 'task:T', a rate_key; or with a * at the end a pattern, from which each key that it
+-- meets, and that has no limit of its own, gets a row at its first use.
 CREATE TABLE {{schema}}.rate_limits (
     name text PRIMARY KEY CONSTRAINT rate_limits_name_fits CHECK (octet_length(name) BETWEEN 1 AND 255),
+    pattern text,                                       -- the pattern that made this row
+    is_declared boolean NOT NULL DEFAULT false,         -- by code, which may change it; else by an operator
     tokens_per_second double precision NOT NULL
         CONSTRAINT rate_limits_rate_fits CHECK (tokens_per_second > 0 AND tokens_per_second <= 1000000),
     burst integer NOT NULL DEFAULT 1 CONSTRAINT rate_limits_burst_fits CHECK (burst BETWEEN 1 AND 100000),
@@ -238,25 +250,44 @@ CREATE TABLE {{schema}}.rate_limits (
     taken bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 CREATE INDEX rate_limits_next_at ON {{schema}}.rate_limits (next_at) WHERE next_at IS NOT NULL;
+CREATE INDEX rate_limits_patterns ON {{schema}}.rate_limits (name)
+    WHERE pattern IS NULL AND right(name, 1) = '*' AND left(name, 6) <> 'queue:';
+CREATE INDEX rate_limits_made ON {{schema}}.rate_limits (pattern) WHERE pattern IS NOT NULL;
 
--- queue and priority NULL: the task's own.
+-- queue and priority NULL: the task's own. next_tick NULL: to be computed, from now on, by the next worker
+-- that looks; so a plain INSERT is enough, and so is `is_paused = false, next_tick = NULL` to go on.
 CREATE TABLE {{schema}}.schedules (
-    name text PRIMARY KEY CONSTRAINT schedules_name_fits CHECK (octet_length(name) BETWEEN 1 AND 255),
+    name text PRIMARY KEY,
     cron text NOT NULL,
     timezone text NOT NULL DEFAULT 'UTC',
     task text NOT NULL,
-    args jsonb NOT NULL DEFAULT '{}' CONSTRAINT schedules_args_fit CHECK (jsonb_typeof(args) = 'object'),
+    args jsonb NOT NULL DEFAULT '{}',
     queue text,
-    priority smallint,
+    priority smallint CONSTRAINT schedules_priority_fits CHECK (priority >= 0),
     catch_up text NOT NULL DEFAULT 'latest'
         CONSTRAINT schedules_catch_up_is_known CHECK (catch_up IN ('latest', 'all', 'skip')),
     catch_up_limit integer NOT NULL DEFAULT 100
         CONSTRAINT schedules_catch_up_limit_fits CHECK (catch_up_limit BETWEEN 1 AND 1000),
-    next_tick timestamptz,              -- NULL: never again
+    next_tick timestamptz
+        CONSTRAINT schedules_next_tick_is_sane CHECK (next_tick >= '2000-01-01Z' AND next_tick < '3000-01-01Z'),
     last_tick timestamptz,
     fired bigint NOT NULL DEFAULT 0,
     skipped bigint NOT NULL DEFAULT 0,
-    is_paused boolean NOT NULL DEFAULT false
+    is_paused boolean NOT NULL DEFAULT false,
+    source text NOT NULL DEFAULT 'runtime'
+        CONSTRAINT schedules_source_is_known CHECK (source IN ('code', 'runtime')),
+    app text,                           -- whose code declares it
+    seen_at timestamptz,                -- when a live worker last said so
+    CONSTRAINT schedules_code_is_seen CHECK ((source = 'code') = (num_nonnulls(app, seen_at) = 2)),
+    -- What a job would refuse is refused here, not at three in the morning.
+    CONSTRAINT schedules_texts_fit CHECK (
+        octet_length(name) BETWEEN 1 AND 255
+        AND octet_length(cron) BETWEEN 1 AND 255
+        AND octet_length(timezone) BETWEEN 1 AND 255
+        AND octet_length(task) BETWEEN 1 AND 255
+        AND octet_length(queue) BETWEEN 1 AND 100
+    ),
+    CONSTRAINT schedules_args_fit CHECK (jsonb_typeof(args) = 'object' AND octet_length(args::text) <= 1048576)
 ) WITH (fillfactor = 50);
 CREATE INDEX schedules_next_tick ON {{schema}}.schedules (next_tick) WHERE NOT is_paused;
 
@@ -274,29 +305,33 @@ CREATE TABLE {{schema}}.breakers (
     state text NOT NULL DEFAULT 'closed'
         CONSTRAINT breakers_state_is_known CHECK (state IN ('closed', 'open', 'half_open')),
     generation bigint NOT NULL DEFAULT 1,
-    window_seconds real NOT NULL DEFAULT 10,
+    failure_ratio double precision NOT NULL DEFAULT 0.5,
     min_calls integer NOT NULL DEFAULT 20,
-    failure_ratio real NOT NULL DEFAULT 0.5,
-    open_seconds real NOT NULL DEFAULT 30,
-    max_open_seconds real NOT NULL DEFAULT 600,
-    probe_seconds real NOT NULL DEFAULT 60,             -- a probe that never reports is given up
+    max_failures integer,                               -- if given, it opens at so many, whatever the ratio
+    window_seconds double precision NOT NULL DEFAULT 10,
+    open_seconds double precision NOT NULL DEFAULT 30,
+    max_open_seconds double precision NOT NULL DEFAULT 600,
+    probe_seconds double precision NOT NULL DEFAULT 15, -- a probe that its worker does not renew is given up
+    pinned text[] NOT NULL DEFAULT '{}',                -- settings that an operator made: code leaves them alone
     window_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     successes bigint NOT NULL DEFAULT 0,                -- this window
     failures bigint NOT NULL DEFAULT 0,
     last_successes bigint NOT NULL DEFAULT 0,           -- the window before
     last_failures bigint NOT NULL DEFAULT 0,
     opens integer NOT NULL DEFAULT 0,                   -- in a row: backs off
-    opened_at timestamptz,
-    retry_at timestamptz,
+    opened_at timestamptz,                              -- since when it is not closed
+    retry_at timestamptz,                               -- open with NULL: until somebody closes it
     probe uuid,
     probe_until timestamptz,
+    parked_until timestamptz,                           -- run_at of the jobs that wait for it; NULL: nobody does
     CONSTRAINT breakers_numbers_fit CHECK (
-        window_seconds > 0
+        failure_ratio > 0 AND failure_ratio <= 1
         AND min_calls > 0
-        AND failure_ratio > 0 AND failure_ratio <= 1
-        AND open_seconds > 0
-        AND max_open_seconds > 0
-        AND probe_seconds > 0
+        AND max_failures > 0
+        AND window_seconds > 0 AND window_seconds <= 86400
+        AND open_seconds > 0 AND open_seconds <= 604800
+        AND max_open_seconds > 0 AND max_open_seconds <= 604800
+        AND probe_seconds > 0 AND probe_seconds <= 86400
     )
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 

@@ -26,8 +26,8 @@ from pgqueue.errors import PgqueueError
 # In the order a newcomer meets them.
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Start": ("demo", "migrate", "worker"),
-    "Jobs": ("enqueue", "jobs", "dlq"),
-    "Operation": ("queues", "workers", "db"),
+    "Jobs": ("enqueue", "jobs", "dlq", "processed"),
+    "Operation": ("queues", "limits", "schedules", "breakers", "workers", "locks", "db"),
 }
 
 DATABASE_UNREACHABLE = 75

@@ -13,6 +13,7 @@ from pgqueue.cli import output
 from pgqueue.cli.options import database_options, json_option
 
 if TYPE_CHECKING:
+    from pgqueue.demo.payments.course import Report as PaymentsReport
     from pgqueue.demo.report import Report
 
 MOST_DIFFERENCES = 20
@@ -24,7 +25,7 @@ What next:
   pgqueue --help                         everything else"""
 
 
-@click.command(short_help="See it work: enqueue, crash, recover, check.")
+@click.group(short_help="See it work: enqueue, crash, recover, check.", invoke_without_command=True)
 @click.option(
     "--files",
     "max_files",
@@ -34,7 +35,10 @@ What next:
 )
 @json_option
 @database_options
-def command(max_files: int | None, as_json: bool, dsn: str | None, schema: str) -> int:
+@click.pass_context
+def command(
+    ctx: click.Context, max_files: int | None, as_json: bool, dsn: str | None, schema: str
+) -> int | None:
     """Catalogue Python's standard library with a queue, kill a process half-way, check the result.
 
     Each source file is a job that writes its size, lines, checksum and top-level definitions into
@@ -48,8 +52,11 @@ def command(max_files: int | None, as_json: bool, dsn: str | None, schema: str) 
     \b
     Example:
       pgqueue demo
+      pgqueue demo payments
       pgqueue demo --json | jq .jobs_per_second
     """
+    if ctx.invoked_subcommand is not None:
+        return None
     from pgqueue.demo.course import Narrator, perform
     from pgqueue.dsn import resolve
 
@@ -64,6 +71,84 @@ def command(max_files: int | None, as_json: bool, dsn: str | None, schema: str) 
         return 1
     output.say(WHAT_NEXT)
     return 0
+
+
+@command.command()
+@click.option(
+    "--transfers",
+    "count",
+    type=click.IntRange(min=200, max=100_000),
+    default=2_000,
+    show_default=True,
+    metavar="N",
+)
+@json_option
+@database_options
+def payments(count: int, as_json: bool, dsn: str | None, schema: str) -> int:
+    """Move money once, although it is asked for twice and everything that can die dies.
+
+    Four producers ask for each of N transfers between 100 accounts twice. Two workers carry them out:
+    a transactional task moves the money, another one tells a bank on this machine, behind a circuit
+    breaker. Children and a whole worker are killed at random; the bank is away for a while. In the
+    end every account is compared to the cent, and the bank's books with ours.
+
+    Nothing but queue `demo_payments` and schema `pgqueue_demo` is touched. The exit code is 0 if
+    everything is as it should be, else 1.
+
+    \b
+    Example:
+      pgqueue demo payments
+    """
+    from pgqueue.demo.course import Narrator
+    from pgqueue.demo.payments.course import perform
+    from pgqueue.dsn import resolve
+
+    resolved = resolve(dsn, os.environ, schema=schema)
+    report = perform(resolved.dsn, schema, Narrator(output.say, output.progress), count)
+    if as_json:
+        output.document(report)
+    else:
+        _print_payments(report)
+    if report.differences:
+        output.say(f"pgqueue: {output.counted(len(report.differences), 'thing')} not as it should be")
+        return 1
+    return 0
+
+
+def _print_payments(report: PaymentsReport) -> None:
+    output.heading("The money")
+    output.fields(
+        [
+            ("asked for", f"{report.asked:,} transfers"),
+            ("made", f"{report.transfers:,}, {report.cents_moved / 100:,.2f} in all"),
+            ("repeated", f"{report.repeated:,}, which did nothing"),
+        ]
+    )
+    output.heading("What went wrong meanwhile")
+    killed = (
+        f"{output.counted(report.killed_children, 'child process')}, {report.killed_workers} whole worker"
+    )
+    output.fields(
+        [
+            ("killed", killed.replace("processs", "processes")),
+            ("ran again", f"{report.ran_again:,} jobs"),
+            (
+                "the bank",
+                f"away for {report.bank_away_seconds:g} s, and was called {report.bank_refused:,} times then",
+            ),
+            ("breaker", f"changed {report.breaker_changes} times between open, half-open and closed"),
+            ("bank's books", f"{report.settled:,} transfers; told {report.bank_repeated:,} of them twice"),
+            ("all in all", f"{report.total_seconds:.1f} s"),
+        ]
+    )
+    output.heading("Checked")
+    if not report.differences:
+        output.block(
+            f"Each transfer once, each of {report.accounts} accounts right to the cent, "
+            "the bank's books as ours, no job left."
+        )
+        return
+    _print_differences(report.differences)
 
 
 def _print(report: Report) -> None:
@@ -110,10 +195,14 @@ def _print(report: Report) -> None:
             "Every file once, every value right, every broken file dead for its reason, no job left."
         )
         return
-    for difference in report.differences[:MOST_DIFFERENCES]:
+    _print_differences(report.differences)
+
+
+def _print_differences(differences: list[str]) -> None:
+    for difference in differences[:MOST_DIFFERENCES]:
         output.block(difference)
-    if len(report.differences) > MOST_DIFFERENCES:
-        output.block(f"… and {len(report.differences) - MOST_DIFFERENCES:,} more")
+    if len(differences) > MOST_DIFFERENCES:
+        output.block(f"… and {len(differences) - MOST_DIFFERENCES:,} more")
 
 
 def _short(path: str) -> str:

@@ -14,7 +14,9 @@ import click
 
 from pgqueue.cli import output
 from pgqueue.cli.options import (
+    AT_EXAMPLE,
     DURATION,
+    INSTANT,
     complete_queue,
     complete_task,
     database_options,
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
 
 # Far more than the largest job with all its white space; what is longer is not read to its end.
 MAX_TEXT_BYTES = 16 * 1_048_576
-AT_EXAMPLE = "2026-01-31T14:00:00+07:00"
 
 MakeJob = Callable[[str, dict[str, Any], "JobOptions"], "NewJob"]
 
@@ -41,7 +42,7 @@ MakeJob = Callable[[str, dict[str, Any], "JobOptions"], "NewJob"]
 @click.option(
     "--lines", type=click.File("rb"), metavar="FILE|-", help="Add a job for each line of JSON, all or none."
 )
-@click.option("--at", metavar="TIME", help=f"Not before this instant: {AT_EXAMPLE}.")
+@click.option("--at", type=INSTANT, metavar="TIME", help=f"Not before this instant: {AT_EXAMPLE}.")
 @click.option(
     "--in", "delay", type=DURATION, metavar="TIME", help="Not before so long from now: 90, 5m, 2h, 1d."
 )
@@ -52,8 +53,19 @@ MakeJob = Callable[[str, dict[str, Any], "JobOptions"], "NewJob"]
 @click.option("--unique-key", metavar="KEY", help="No second live job with this key.")
 @click.option(
     "--on-conflict",
-    type=click.Choice(["skip", "replace", "reject"]),
-    help="If a live job has the key: keep that one, give it these arguments, or fail.",
+    type=click.Choice(["skip", "replace", "reject", "debounce"]),
+    help="If a live job has the key: keep that one, give it these arguments, fail, or also put it off again.",
+)
+@click.option(
+    "--max-delay",
+    type=DURATION,
+    metavar="TIME",
+    help="With debounce: put off at most so long; 10 times --in.",
+)
+@click.option(
+    "--unique-until",
+    type=click.Choice(["end", "start"]),
+    help="The key counts until the job has ended, or only until it starts.",
 )
 @click.option(
     "--concurrency-key", metavar="KEY", help="Jobs with this key run one at a time, or as the task says."
@@ -75,7 +87,7 @@ def command(
     task: str | None,
     args: str | None,
     lines: BinaryIO | None,
-    at: str | None,
+    at: datetime | None,
     delay: float | None,
     queue: str | None,
     priority: int | None,
@@ -83,6 +95,8 @@ def command(
     timeout_seconds: float | None,
     unique_key: str | None,
     on_conflict: str | None,
+    max_delay: float | None,
+    unique_until: str | None,
     concurrency_key: str | None,
     idempotency_key: str | None,
     headers: Sequence[str],
@@ -99,9 +113,9 @@ def command(
     handler's signature; without one, the task must be one that a worker has registered.
 
     With --lines each line is an object: {"task": ..., "args": {...}} and any of queue, priority,
-    run_at, delay_seconds, max_attempts, timeout_seconds, unique_key, on_conflict, concurrency_key,
-    concurrency_limit, idempotency_key, headers. The options are what a line leaves out. One bad line,
-    and nothing is added.
+    run_at, delay_seconds, max_attempts, timeout_seconds, unique_key, unique_until, on_conflict,
+    max_delay_seconds, concurrency_key, concurrency_limit, idempotency_key, headers. The
+    options are what a line leaves out. One bad line, and nothing is added.
 
     \b
     Example:
@@ -113,7 +127,7 @@ def command(
     from pgqueue.model.options import JobOptions
 
     said: dict[str, Any] = {
-        "run_at": None if at is None else _instant(at),
+        "run_at": at,
         "delay_seconds": delay,
         "queue": queue,
         "priority": priority,
@@ -121,6 +135,8 @@ def command(
         "timeout_seconds": timeout_seconds,
         "unique_key": unique_key,
         "on_conflict": on_conflict,
+        "max_delay_seconds": max_delay,
+        "unique_until": unique_until,
         "concurrency_key": concurrency_key,
         "idempotency_key": idempotency_key,
         "headers": _headers(headers),
@@ -134,13 +150,13 @@ def command(
     if lines is not None and task is not None:
         raise click.UsageError("with --lines, each line names its task")
 
-    application = _application(app)
+    application = application_of(app)
     with open_database(dsn, schema) as connection:
         make = _maker(application, connection, schema, force)
         if lines is not None:
             _enqueue_lines(lines, make, options, connection, schema, as_json)
         elif task is not None:
-            _enqueue_one(task, _read(task, args), make, options, connection, schema, as_json)
+            _enqueue_one(task, read_args(task, args), make, options, connection, schema, as_json)
 
 
 def _enqueue_one(
@@ -260,7 +276,8 @@ class _Reading:
 # Which tasks there are.
 
 
-def _application(name: str | None) -> App | None:
+def application_of(name: str | None) -> App | None:
+    """Give the application that was named, here or in pyproject.toml, if any was."""
     from pgqueue.cli.application import configured_application
 
     found = configured_application(name)
@@ -298,7 +315,7 @@ def _maker(app: App | None, connection: Connection[Any], schema: str, force: boo
 # Reading JSON more strictly than Python does: no NaN, no name twice, nothing but an object.
 
 
-def _read(task: str, text: str | None) -> dict[str, Any]:
+def read_args(task: str, text: str | None) -> dict[str, Any]:
     from pgqueue.errors import InvalidArguments
 
     if text is None:
@@ -364,18 +381,6 @@ def _constant(constant: str) -> Any:
 
 
 # Reading options.
-
-
-def _instant(text: str) -> datetime:
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is not a time such as {AT_EXAMPLE}", param_hint="--at") from None
-    if at.utcoffset() is None:
-        raise click.BadParameter(
-            f"{text!r} has no time zone; append Z or an offset such as +07:00", param_hint="--at"
-        )
-    return at
 
 
 def _headers(given: Sequence[str]) -> dict[str, str] | None:

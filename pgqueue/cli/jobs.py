@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -11,6 +13,7 @@ import click
 
 from pgqueue.cli import output
 from pgqueue.cli.options import (
+    DURATION,
     JOB_ID,
     complete_queue,
     complete_task,
@@ -20,7 +23,8 @@ from pgqueue.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from pgqueue.admin import JobDetails, JobSummary, Outcome
+    from pgqueue.admin import JobDetails, JobSummary, LiveFilter, Outcome
+    from pgqueue.database import Connection
 
 LIVE = ("scheduled", "ready", "blocked", "running")
 STATES = (*LIVE, "succeeded", "cancelled", "dead")
@@ -125,25 +129,118 @@ def show(job_id: int, as_json: bool, dsn: str | None, schema: str) -> None:
 
 
 @command.command()
-@click.argument("job_ids", metavar="ID...", type=JOB_ID, nargs=-1, required=True)
+@click.argument("job_ids", metavar="[ID]...", type=JOB_ID, nargs=-1)
+@click.option(
+    "--state",
+    "states",
+    type=click.Choice([*LIVE, "live"]),
+    multiple=True,
+    metavar="STATE",
+    help=f"Only in this state: {', '.join(LIVE)}. May be repeated.",
+)
+@click.option("--queue", "-q", shell_complete=complete_queue, help="Only in this queue.")
+@click.option("--task", "-t", shell_complete=complete_task, help="Only of this task.")
+@click.option(
+    "--older-than", type=DURATION, metavar="TIME", help="Only what was enqueued longer ago: 30m, 2h, 7d."
+)
 @click.option("--reason", default="cancelled by hand", show_default=True, help="Kept with the job.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Only say how many it would be.")
 @json_option
 @database_options
-def cancel(job_ids: Sequence[int], reason: str, as_json: bool, dsn: str | None, schema: str) -> None:
+def cancel(
+    job_ids: Sequence[int],
+    states: Sequence[str],
+    queue: str | None,
+    task: str | None,
+    older_than: float | None,
+    reason: str,
+    yes: bool,
+    dry_run: bool,
+    as_json: bool,
+    dsn: str | None,
+    schema: str,
+) -> None:
     """Cancel jobs: a waiting one ends now, a running one is asked to stop.
 
-    A running job hears it within seconds and never runs again, whether it stops or not.
-    Ends with 1 if one of them could not be cancelled.
+    The given ones, or those that match every filter; then it says how many first, and asks, or wants
+    --yes where nobody can be asked. What is enqueued during the run is left alone. A running job
+    hears it within seconds and never runs again, whether it stops or not. Ends with 1 if one of
+    them could not be cancelled.
 
     \b
     Example:
       pgqueue jobs cancel 42 43 --reason "wrong customer"
+      pgqueue jobs cancel --task send_welcome --state ready --state scheduled
+      pgqueue jobs cancel --queue mail --older-than 1h --dry-run
     """
     from pgqueue import admin
 
+    filters = (states or None, queue, task, older_than)
+    is_filtered = any(each is not None for each in filters)
+    if bool(job_ids) == is_filtered:
+        raise click.UsageError("which jobs? give ids, or filters: --task, --queue, --state, --older-than")
     with open_database(dsn, schema) as connection:
-        outcomes = admin.cancel(connection, job_ids, reason, schema)
-    print_outcomes(outcomes, as_json)
+        if job_ids:
+            if dry_run:
+                raise click.UsageError("--dry-run counts what filters match")
+            print_outcomes(admin.cancel(connection, job_ids, reason, schema), as_json)
+            return
+        which = admin.LiveFilter(
+            states=LIVE if not states or "live" in states else states,
+            queue=queue,
+            task=task,
+            older_than_seconds=older_than,
+        )
+        _cancel_matching(connection, which, reason, schema, yes=yes, dry_run=dry_run, as_json=as_json)
+
+
+def _cancel_matching(
+    connection: Connection[Any],
+    which: LiveFilter,
+    reason: str,
+    schema: str,
+    *,
+    yes: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    from pgqueue import admin
+
+    counts, until = admin.count_live(connection, which, schema)
+    total = sum(counts.values())
+    told = ", ".join(f"{counts[state]:,} {state}" for state in LIVE if state in counts)
+    matching = output.counted(total, "job") + (f" ({told})" if told else "")
+    if dry_run:
+        if as_json:
+            output.document({"matching": total, "states": counts})
+        else:
+            click.echo(f"{matching} would be cancelled")
+        return
+    if total and not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"{matching} match; to cancel them without being asked, add --yes")
+        if not click.confirm(f"Cancel {matching}?", err=True):
+            output.say("nothing was cancelled")
+            click.get_current_context().exit(1)
+    outcomes: list[Outcome] = []
+    try:
+        with output.progress("cancelling", total) as advance:
+            for batch in admin.cancel_matching(connection, which, until, reason, schema):
+                outcomes += batch
+                advance(len(batch))
+    except BaseException:
+        output.say(f"stopped after {len(outcomes):,} of {total:,}; the others go on as before")
+        raise
+    ended = Counter(each.outcome for each in outcomes)
+    if as_json:
+        output.document({"matching": total, "outcomes": ended})
+    else:
+        output.say(f"cancelled {output.counted(ended.pop('cancelled', 0), 'job')}")
+        if asked := ended.pop("requested", 0):
+            output.say(f"asked {output.counted(asked, 'running job')} to stop")
+        if rest := ended.total():
+            output.say(f"{output.counted(rest, 'job')} ended meanwhile")
 
 
 @command.command()
@@ -217,7 +314,7 @@ def print_details(job: JobDetails) -> None:
     output.fields(
         [
             ("task", job.task),
-            ("queue", job.queue + (" (paused)" if job.queue_is_paused else "")),
+            ("queue", _queue(job)),
             ("priority", job.priority),
             ("attempts", f"{job.attempt} of {job.max_attempts}" if job.max_attempts else job.attempt),
             ("crashes", job.crashes or None),
@@ -261,12 +358,20 @@ def _where(job: JobDetails) -> str:
     match job.state:
         case "scheduled" if job.rate_parked_at is not None:
             return f"waits for its rate limit {job.rate_key!r}"
+        case "scheduled" if job.parked_by_breaker is not None:
+            return f"waits for its circuit breaker {job.parked_by_breaker!r}; see: pgqueue breakers"
         case "scheduled" if job.run_at > now:
             return f"is scheduled and runs {output.ago(job.run_at, now)}"
         case "scheduled":
             return "is scheduled and due now"
         case "ready" if job.queue_is_paused:
-            return f"is ready, but the queue {job.queue!r} is paused"
+            until = job.queue_paused_until
+            ends = f" for another {output.elapsed(now, until)}" if until else ""
+            why = f": {output.headline(job.queue_reason)}" if job.queue_reason else ""
+            return f"is ready, but the queue {job.queue!r} is paused{ends}{why}"
+        case "ready" if job.queue_max_running == 0:
+            why = f": {output.headline(job.queue_reason)}" if job.queue_reason else ""
+            return f"is ready, but the queue {job.queue!r} may start nothing{why}"
         case "ready":
             return f"is ready and has waited {output.elapsed(job.run_at, now)} for a worker"
         case "blocked":
@@ -283,6 +388,13 @@ def _where(job: JobDetails) -> str:
             return f"was cancelled {ended}{reason}"
         case _:
             return f"died {ended}{reason}"
+
+
+def _queue(job: JobDetails) -> str:
+    notes = ["paused"] if job.queue_is_paused else []
+    if job.queue_max_running is not None:
+        notes.append(f"at most {job.queue_max_running:,} of its jobs run at a time")
+    return job.queue + (f" ({', '.join(notes)})" if notes else "")
 
 
 def _worker(job: JobDetails) -> str | None:

@@ -7,6 +7,8 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -17,12 +19,14 @@ if TYPE_CHECKING:
 
     FloatType = click.ParamType[float]
     IntType = click.ParamType[int]
+    TimeType = click.ParamType[datetime]
 else:  # click became generic lately
-    FloatType = IntType = click.ParamType
+    FloatType = IntType = TimeType = click.ParamType
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 COMPLETION_SECONDS = 1.5
+AT_EXAMPLE = "2026-01-31T14:00:00+07:00"
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw]?)")
 
@@ -41,6 +45,23 @@ class Duration(FloatType):
         return float(found[1]) * _UNITS[found[2]]
 
 
+class Instant(TimeType):
+    """An instant with its time zone."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        if isinstance(value, datetime):
+            return value
+        try:
+            at = datetime.fromisoformat(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a time such as {AT_EXAMPLE}", param, ctx)
+        if at.utcoffset() is None:
+            self.fail(f"{value!r} has no time zone; append Z or an offset such as +07:00", param, ctx)
+        return at
+
+
 class JobId(IntType):
     """The number of a job."""
 
@@ -55,6 +76,7 @@ class JobId(IntType):
 
 
 DURATION = Duration()
+INSTANT = Instant()
 JOB_ID = JobId()
 
 
@@ -125,11 +147,23 @@ def _inherited(context: click.Context, parameter: click.Parameter, value: str | 
 
 
 def complete_task(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    return _complete(context, "task_names", incomplete)
+    return _complete(context, "admin.task_names", incomplete)
 
 
 def complete_queue(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    return _complete(context, "queue_names", incomplete)
+    return _complete(context, "admin.queue_names", incomplete)
+
+
+def complete_limit(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    return _complete(context, "limits.limit_names", incomplete)
+
+
+def complete_schedule(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    return _complete(context, "schedules.schedule_names", incomplete)
+
+
+def complete_breaker(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    return _complete(context, "admin.breaker_names", incomplete)
 
 
 def _complete(context: click.Context, question: str, incomplete: str) -> list[str]:
@@ -148,13 +182,14 @@ def _complete(context: click.Context, question: str, incomplete: str) -> list[st
 
 
 def _names(context: click.Context, question: str) -> list[str]:
-    from pgqueue import admin, database
+    from pgqueue import database
     from pgqueue.dsn import configured
 
     # Not resolve(): a Tab must not start a server.
     found = configured(context.params.get("dsn"), os.environ)
     if found is None:
         return []
-    ask: Callable[..., list[str]] = getattr(admin, question)
+    module, _, function = question.partition(".")
+    ask: Callable[..., list[str]] = getattr(import_module(f"pgqueue.{module}"), function)
     with database.connect(found.dsn, application_name="pgqueue completion") as connection:
         return ask(connection, context.params.get("schema") or "pgqueue")

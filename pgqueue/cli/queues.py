@@ -1,25 +1,41 @@
-"""`pgqueue queues`: what waits where."""
+"""`pgqueue queues`: what waits where, and what may start."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
 
 from pgqueue.cli import output
-from pgqueue.cli.options import database_options, json_option, open_database
+from pgqueue.cli.options import (
+    AT_EXAMPLE,
+    DURATION,
+    INSTANT,
+    complete_queue,
+    database_options,
+    json_option,
+    open_database,
+)
 
 if TYPE_CHECKING:
     from pgqueue.admin import QueueSummary
 
+MAX_RUNNING = 2_147_483_647
 
-@click.group(short_help="See how much waits in each queue.")
+NAMES = click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=complete_queue)
+
+
+@click.group(short_help="See what waits where; pause, resume and limit queues.")
 def command() -> None:
-    """See how much waits in each queue, and for how long.
+    """See how much waits in each queue, and for how long; hold queues back.
 
     \b
     Example:
       pgqueue queues list
+      pgqueue queues pause mail --for 30m --reason "provider is down"
+      pgqueue queues limit reports 3
     """
 
 
@@ -31,6 +47,7 @@ def list_(as_json: bool, dsn: str | None, schema: str) -> None:
 
     Counting stops at 10,000 jobs of a state, so that this is quick however long a queue is; 10,000+
     means there are more. With --json, `lower_bounds` names the states that were not counted out.
+    RUNNING says 2/3 where at most three may run at a time.
 
     \b
     Example:
@@ -51,9 +68,132 @@ def list_(as_json: bool, dsn: str | None, schema: str) -> None:
         ),
         output.Column("oldest", is_number=True),
         output.Column("workers", is_number=True),
-        output.Column("note"),
+        output.Column("note", may_shrink=True),
     ]
     output.table(columns, [_row(queue) for queue in queues], empty="no queues")
+
+
+@command.command()
+@NAMES
+@click.option(
+    "--all", "is_all", is_flag=True, help="Every queue that has jobs, settings, a task or a worker."
+)
+@click.option(
+    "--for", "seconds", type=DURATION, metavar="TIME", help="So long: 90, 30m, 2h. Then it is over."
+)
+@click.option("--until", type=INSTANT, metavar="TIME", help=f"Until this instant: {AT_EXAMPLE}.")
+@click.option("--reason", metavar="TEXT", help="Shown with the queue and its jobs.")
+@json_option
+@database_options
+def pause(
+    names: Sequence[str],
+    is_all: bool,
+    seconds: float | None,
+    until: datetime | None,
+    reason: str | None,
+    as_json: bool,
+    dsn: str | None,
+    schema: str,
+) -> None:
+    """Pause queues: no worker starts another job of them until they are resumed, or the time is over.
+
+    What runs is not interrupted, and jobs can be enqueued as before.
+
+    \b
+    Example:
+      pgqueue queues pause mail --for 30m --reason "provider is down"
+      pgqueue queues pause --all
+    """
+    from pgqueue import limits
+
+    chosen = _chosen(names, is_all)
+    if seconds is not None and until is not None:
+        raise click.UsageError("either --for or --until")
+    with open_database(dsn, schema) as connection:
+        paused = limits.pause_queues(
+            connection, chosen, seconds=seconds, until=until, reason=reason, schema=schema
+        )
+    _tell("paused", paused, as_json)
+
+
+@command.command()
+@NAMES
+@click.option("--all", "is_all", is_flag=True, help="Every queue that is paused.")
+@click.option(
+    "--slots",
+    type=click.IntRange(0, MAX_RUNNING),
+    metavar="N",
+    help="And let at most N of its jobs run at a time; raise it with: pgqueue queues limit.",
+)
+@json_option
+@database_options
+def resume(
+    names: Sequence[str], is_all: bool, slots: int | None, as_json: bool, dsn: str | None, schema: str
+) -> None:
+    """Resume paused queues; idle workers start their jobs at once.
+
+    \b
+    Example:
+      pgqueue queues resume mail
+      pgqueue queues resume --all --slots 1
+    """
+    from pgqueue import limits
+
+    chosen = _chosen(names, is_all)
+    with open_database(dsn, schema) as connection:
+        resumed = limits.resume_queues(connection, chosen, max_running=slots, schema=schema)
+    _tell("resumed", resumed, as_json)
+
+
+@command.command()
+@click.argument("name", metavar="NAME", shell_complete=complete_queue)
+@click.argument("ceiling", metavar="N|none")
+@click.option("--reason", metavar="TEXT", help="Shown with the queue and its jobs.")
+@database_options
+def limit(name: str, ceiling: str, reason: str | None, dsn: str | None, schema: str) -> None:
+    """Let at most N jobs of a queue run at a time, over all workers. 0: none is started.
+
+    In force at once and exact. What runs beyond it is not interrupted.
+
+    \b
+    Example:
+      pgqueue queues limit reports 3
+      pgqueue queues limit reports none
+    """
+    from pgqueue import limits
+
+    max_running = _ceiling(ceiling)
+    with open_database(dsn, schema) as connection:
+        limits.limit_queue(connection, name, max_running, reason=reason, schema=schema)
+    shown = output.plain(name)
+    if max_running is None:
+        output.say(f"{shown} has no limit")
+    else:
+        output.say(f"{shown}: at most {output.counted(max_running, 'job')} at a time")
+
+
+def _chosen(names: Sequence[str], is_all: bool) -> Sequence[str] | None:
+    if bool(names) == is_all:
+        raise click.UsageError("which queues? give their names, or --all")
+    return None if is_all else names
+
+
+def _ceiling(text: str) -> int | None:
+    if text == "none":
+        return None
+    if not text.isdecimal() or int(text) > MAX_RUNNING:
+        raise click.BadParameter(f"{text!r} is not a number of jobs, or none", param_hint="N|none")
+    return int(text)
+
+
+def _tell(what: str, queues: Sequence[str], as_json: bool) -> None:
+    if as_json:
+        output.document({"queues": queues})
+        return
+    for queue in queues:
+        output.say(f"{what} {output.plain(queue)}")
+    if not queues:
+        output.say("no queues")
 
 
 def _row(queue: QueueSummary) -> list[output.Cell]:
@@ -64,10 +204,13 @@ def _row(queue: QueueSummary) -> list[output.Cell]:
         "running": queue.running,
         "dead": queue.dead,
     }
+    shown = {state: f"{jobs:,}{'+' if state in queue.lower_bounds else ''}" for state, jobs in counts.items()}
+    if queue.max_running is not None:
+        shown["running"] += f"/{queue.max_running:,}"
     oldest = queue.oldest_ready_seconds
     return [
         queue.queue,
-        *(f"{jobs:,}{'+' if state in queue.lower_bounds else ''}" for state, jobs in counts.items()),
+        *shown.values(),
         None if oldest is None else output.duration(oldest),
         queue.workers,
         _note(queue),
@@ -75,7 +218,11 @@ def _row(queue: QueueSummary) -> list[output.Cell]:
 
 
 def _note(queue: QueueSummary) -> str:
-    if queue.is_paused:
-        return "paused"
     is_waiting = queue.ready + queue.scheduled + queue.blocked > 0
-    return "no worker" if is_waiting and not queue.workers else ""
+    if queue.is_paused:
+        until = queue.paused_until
+        note = "paused" + (f" for another {output.elapsed(queue.seen_at, until)}" if until else "")
+    else:
+        note = "no worker" if is_waiting and not queue.workers else ""
+    has_reason = queue.reason is not None and (queue.is_paused or queue.max_running is not None)
+    return ": ".join(filter(None, [note, output.headline(queue.reason or "") if has_reason else ""]))

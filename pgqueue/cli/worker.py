@@ -16,6 +16,7 @@ _DEFAULTS = {
     "kill_grace": 5.0,
     "poll": 1.0,
     "retention": 7 * 86_400.0,
+    "key_retention": 7 * 86_400.0,
     "unknown_task_grace": 600.0,
 }
 
@@ -110,6 +111,13 @@ _DEFAULTS = {
     help="How long the history of finished jobs is kept, in whole days.",
 )
 @click.option(
+    "--key-retention-seconds",
+    type=DURATION,
+    default=_DEFAULTS["key_retention"],
+    show_default="7 days",
+    help="How long an idempotency key is remembered: a repetition within it does nothing.",
+)
+@click.option(
     "--unknown-task-grace-seconds",
     type=DURATION,
     default=_DEFAULTS["unknown_task_grace"],
@@ -147,6 +155,7 @@ def command(
     heartbeat_seconds: float | None,
     poll_seconds: float,
     retention_seconds: float,
+    key_retention_seconds: float,
     unknown_task_grace_seconds: float,
     log_format: str,
     log_level: str,
@@ -195,6 +204,7 @@ def command(
         kill_grace_seconds=kill_grace_seconds,
         poll_seconds=poll_seconds,
         retention_seconds=retention_seconds,
+        key_retention_seconds=key_retention_seconds,
         unknown_task_grace_seconds=unknown_task_grace_seconds,
         until_empty=until_empty,
         max_jobs_per_child=max_jobs_per_child,

@@ -18,8 +18,10 @@ DEFAULT_QUEUE = "default"
 DEFAULT_PRIORITY = 0
 DEFAULT_MAX_ATTEMPTS = 5
 DEFAULT_TIMEOUT_SECONDS = 300.0
+DEFAULT_TAKEOVER_SECONDS = 600.0
 
-OnConflict = Literal["skip", "replace", "reject"]
+OnConflict = Literal["skip", "replace", "reject", "debounce"]
+UniqueUntil = Literal["end", "start"]
 
 
 class JobState(StrEnum):
@@ -40,9 +42,10 @@ class JobState(StrEnum):
 
 ENDED = frozenset({JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED})
 
-# Every legal step. `dead` goes back to `ready` only by a redrive.
+# Every legal step. `dead` goes back to `ready` only by a redrive; from `scheduled` a job that waits in the
+# line of a rate limit is claimed directly, or blocked when its concurrency key is full by then.
 TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
-    JobState.SCHEDULED: frozenset({JobState.READY, JobState.CANCELLED}),
+    JobState.SCHEDULED: frozenset({JobState.READY, JobState.RUNNING, JobState.BLOCKED, JobState.CANCELLED}),
     JobState.READY: frozenset({JobState.RUNNING, JobState.BLOCKED, JobState.SCHEDULED, JobState.CANCELLED}),
     JobState.BLOCKED: frozenset({JobState.READY, JobState.RUNNING, JobState.SCHEDULED, JobState.CANCELLED}),
     JobState.RUNNING: frozenset(
@@ -61,6 +64,8 @@ class NewJob:
     `args` is the JSON text of an object. None in any other field leaves the choice to the task's
     definition in the database, and to the defaults if it has none. `timeout_seconds` 0 means no
     limit. `delay_seconds` counts from the database's now; it and `run_at` exclude each other.
+    `max_delay_seconds` belongs to `debounce`: the longest that a job is put off, ten times the delay
+    unless it is said.
     """
 
     task: str
@@ -74,6 +79,8 @@ class NewJob:
     concurrency_key: str | None = None
     concurrency_limit: int | None = None
     unique_key: str | None = None
+    unique_until: UniqueUntil | None = None
     on_conflict: OnConflict = "skip"
+    max_delay_seconds: float | None = None
     idempotency_key: str | None = None
     headers: Mapping[str, Any] | None = None

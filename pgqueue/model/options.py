@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypedDict
 
 from pgqueue.errors import InvalidJob
 from pgqueue.model.encoding import Misfit, checked_text, dumps, plain
-from pgqueue.model.job import MAX_HEADERS_BYTES, OnConflict
+from pgqueue.model.job import MAX_HEADERS_BYTES, OnConflict, UniqueUntil
 from pgqueue.model.keys import MAX_KEY_BYTES
 
 MAX_QUEUE_BYTES = 100
@@ -24,7 +24,8 @@ MAX_TIMEOUT_SECONDS = 604_800.0
 MAX_CONCURRENCY = 10_000
 MAX_DELAY_SECONDS = 3.2e9
 _EARLIEST, _LATEST = datetime(2000, 1, 1, tzinfo=UTC), datetime(3000, 1, 1, tzinfo=UTC)
-_ON_CONFLICT = ("skip", "replace", "reject")
+_ON_CONFLICT = ("skip", "replace", "reject", "debounce")
+_UNIQUE_UNTIL = ("end", "start")
 
 
 class Unset(Enum):
@@ -48,7 +49,9 @@ class JobOption(TypedDict, total=False):
     concurrency_key: str | None
     concurrency_limit: int | None
     unique_key: str | None
+    unique_until: UniqueUntil | None
     on_conflict: OnConflict | None
+    max_delay_seconds: float | None
     idempotency_key: str | None
     headers: Mapping[str, Any] | None
 
@@ -73,7 +76,9 @@ class JobOptions:
     concurrency_key: str | None = None
     concurrency_limit: int | None = None
     unique_key: str | None = None
+    unique_until: UniqueUntil | None = None
     on_conflict: OnConflict | None = None
+    max_delay_seconds: float | None = None
     idempotency_key: str | None = None
     headers: Mapping[str, Any] | None = None
 
@@ -145,9 +150,9 @@ def _check_run_at(value: Any) -> None:
         raise ValueError(f"run_at must lie between the years 2000 and 3000, not {value.isoformat()}")
 
 
-def _check_on_conflict(value: Any) -> None:
-    if value not in _ON_CONFLICT:
-        raise ValueError(f"on_conflict must be one of {', '.join(_ON_CONFLICT)}, not {value!r:.60}")
+def _check_word(name: str, value: Any, words: tuple[str, ...]) -> None:
+    if value not in words:
+        raise ValueError(f"{name} must be one of {', '.join(words)}, not {value!r:.60}")
 
 
 def _encoded_headers(headers: Any) -> dict[str, Any]:
@@ -178,7 +183,9 @@ _CHECKS: Mapping[str, Callable[[Any], object]] = {
     "concurrency_key": lambda value: checked_text("concurrency_key", value, MAX_KEY_BYTES),
     "concurrency_limit": lambda value: _check_integer("concurrency_limit", value, 1, MAX_CONCURRENCY),
     "unique_key": lambda value: checked_text("unique_key", value, MAX_KEY_BYTES),
-    "on_conflict": _check_on_conflict,
+    "unique_until": lambda value: _check_word("unique_until", value, _UNIQUE_UNTIL),
+    "on_conflict": lambda value: _check_word("on_conflict", value, _ON_CONFLICT),
+    "max_delay_seconds": lambda value: _check_seconds("max_delay_seconds", value, MAX_DELAY_SECONDS),
     "idempotency_key": lambda value: checked_text("idempotency_key", value, MAX_KEY_BYTES),
     "headers": _check_headers,
 }

@@ -26,10 +26,12 @@ class Ending(StrEnum):
     """The ways an attempt can end; the word travels from child to parent."""
 
     SUCCEEDED = "succeeded"
+    SETTLED = "settled"  # succeeded, and the database has it already: one transaction with its effect
     FAILED = "failed"  # tried again while attempts are left
     DEAD = "dead"  # no retry mends it
     CANCELLED = "cancelled"
     SNOOZED = "snoozed"  # comes back later, no attempt used up
+    CRASHED = "crashed"  # its session died under its transaction
     UNKNOWN_TASK = "unknown_task"  # this application does not have the task
     RELEASED = "released"  # not started, or undone through no fault of its own
 
@@ -40,16 +42,18 @@ class Outcome:
 
     `text` is the result's JSON for SUCCEEDED, otherwise the error or reason a person reads.
     `seconds` is a delay counted by the database: None leaves a failed job to full jitter.
-    `note` says why a result was not kept.
+    `note` says why a result was not kept. `is_unsure` says that the handler was stopped from
+    outside: what it does beyond the database may have happened.
     """
 
     ending: Ending
     text: str | None = None
     seconds: float | None = None
     note: str | None = None
+    is_unsure: bool = False
 
     def to_wire(self) -> list[Any]:
-        return [self.ending.value, self.text, self.seconds, self.note]
+        return [self.ending.value, self.text, self.seconds, self.note, self.is_unsure]
 
     @classmethod
     def from_wire(cls, parts: list[Any]) -> Outcome:
@@ -66,30 +70,39 @@ def outcome_of(
     *,
     retry_seconds: float | None,
     is_unrecoverable: bool,
+    is_unsure: bool = False,
 ) -> Outcome:
     """Decide what an error means.
 
     `retry_seconds` is what the task's retry policy says about it, `is_unrecoverable` whether the
-    task lists its type among those no retry mends.
+    task lists its type among those no retry mends, `is_unsure` whether the handler was stopped
+    from outside.
     """
+    ending, text, seconds = _meaning(error, retry_seconds, is_unrecoverable)
+    return Outcome(ending, text, seconds, None, is_unsure)
+
+
+def _meaning(
+    error: BaseException, retry_seconds: float | None, is_unrecoverable: bool
+) -> tuple[Ending, str | None, float | None]:
     match error:
         case Snooze():
-            return Outcome(Ending.SNOOZED, safe_text(error) if error.reason else None, error.seconds)
+            return Ending.SNOOZED, safe_text(error) if error.reason else None, error.seconds
         case RetryAfter():
-            return Outcome(Ending.FAILED, describe(error), error.seconds)
+            return Ending.FAILED, describe(error), error.seconds
         case Cancel():
-            return Outcome(Ending.CANCELLED, safe_text(error) or "cancelled by its handler")
+            return Ending.CANCELLED, safe_text(error) or "cancelled by its handler", None
         case UnknownTask():
-            return Outcome(Ending.UNKNOWN_TASK, safe_text(error))
+            return Ending.UNKNOWN_TASK, safe_text(error), None
         case InvalidArguments():
-            return Outcome(Ending.DEAD, safe_text(error))
+            return Ending.DEAD, safe_text(error), None
         case JobTimeout():
-            return Outcome(Ending.FAILED, safe_text(error), retry_seconds)
+            return Ending.FAILED, safe_text(error), retry_seconds
         case Unrecoverable():
-            return Outcome(Ending.DEAD, describe(error))
+            return Ending.DEAD, describe(error), None
     if is_unrecoverable:
-        return Outcome(Ending.DEAD, describe(error))
-    return Outcome(Ending.FAILED, describe(error), retry_seconds)
+        return Ending.DEAD, describe(error), None
+    return Ending.FAILED, describe(error), retry_seconds
 
 
 def describe(error: BaseException) -> str:

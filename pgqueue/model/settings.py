@@ -14,6 +14,7 @@ DEFAULT_GRACE_SECONDS = 30.0
 DEFAULT_KILL_GRACE_SECONDS = 5.0
 DEFAULT_POLL_SECONDS = 1.0
 DEFAULT_RETENTION_SECONDS = 7 * 86_400.0
+DEFAULT_KEY_RETENTION_SECONDS = 7 * 86_400.0
 DEFAULT_UNKNOWN_TASK_GRACE_SECONDS = 600.0
 
 # Three tries to renew fit into a lease, with room for a slow answer.
@@ -64,6 +65,7 @@ class WorkerSettings:
     kill_grace_seconds: float = DEFAULT_KILL_GRACE_SECONDS
     poll_seconds: float = DEFAULT_POLL_SECONDS
     retention_seconds: float = DEFAULT_RETENTION_SECONDS
+    key_retention_seconds: float = DEFAULT_KEY_RETENTION_SECONDS
     unknown_task_grace_seconds: float = DEFAULT_UNKNOWN_TASK_GRACE_SECONDS
     until_empty: bool = False
     max_jobs_per_child: int | None = None
@@ -77,6 +79,7 @@ class WorkerSettings:
         _between("kill-grace-seconds", self.kill_grace_seconds, 0, 3600)
         _between("poll-seconds", self.poll_seconds, 0.05, 60)
         _between("retention-seconds", self.retention_seconds, 0, 3.2e9)
+        _between("key-retention-seconds", self.key_retention_seconds, 0, 3.2e9)
         _between("unknown-task-grace-seconds", self.unknown_task_grace_seconds, 0, 3.2e7)
         if self.heartbeat_seconds is not None and not 0 < self.heartbeat_seconds <= self.lease_seconds / 3:
             raise ConfigurationError(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from enum import Enum
+from typing import Any, Final
 
 from pgqueue.errors import ConfigurationError, InvalidJob, UnknownTask
 from pgqueue.model.arguments import Signature, args_text, plain_args
@@ -13,13 +14,35 @@ from pgqueue.model.job import (
     DEFAULT_MAX_ATTEMPTS,
     DEFAULT_PRIORITY,
     DEFAULT_QUEUE,
+    DEFAULT_TAKEOVER_SECONDS,
     DEFAULT_TIMEOUT_SECONDS,
     NewJob,
     OnConflict,
+    UniqueUntil,
 )
 from pgqueue.model.keys import MAX_KEY_BYTES, KeyTemplate
+from pgqueue.model.limits import RateLimit, name_for, rate_limit
 from pgqueue.model.options import MAX_TASK_BYTES, NO_OPTIONS, JobOptions, check_option
+from pgqueue.model.outcome import PLAIN_SUCCESS, Ending, Outcome
 from pgqueue.model.retry import DEFAULT_RETRY, Retry, RetryPolicy, retry_policy
+
+
+class NotDone(Enum):
+    """The type of NOT_DONE."""
+
+    NOT_DONE = "not done"
+
+
+NOT_DONE: Final = NotDone.NOT_DONE
+"""What a reconcile function returns when the effect has not happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciliation:
+    """A task's way to find out whether an effect happened that was cut off."""
+
+    function: Callable[..., Any]
+    signature: Signature
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,11 +61,16 @@ class TaskDefinition:
     concurrency_key: KeyTemplate | None = None
     concurrency_limit: int = 1
     unique_key: KeyTemplate | None = None
+    unique_until: UniqueUntil = "end"
     on_conflict: OnConflict = "skip"
     idempotency_key: KeyTemplate | None = None
     rate_key: KeyTemplate | None = None
+    rate_limit: RateLimit | None = None
     breaker: str | None = None
     is_transactional: bool = False
+    is_idempotent: bool = False
+    reconcile: Reconciliation | None = None
+    takeover_seconds: float = DEFAULT_TAKEOVER_SECONDS
     stores_result: bool = True
     _templates: tuple[tuple[str, KeyTemplate], ...] = field(init=False, repr=False)
     _settings: Mapping[str, Any] = field(init=False, repr=False)
@@ -65,11 +93,30 @@ class TaskDefinition:
             "concurrency_limit": self.concurrency_limit,
             "on_conflict": self.on_conflict,
         }
+        if self.unique_until != "end":
+            settings["unique_until"] = self.unique_until
         object.__setattr__(self, "_settings", settings)
 
     @property
     def is_async(self) -> bool:
         return self.signature.is_async
+
+    @property
+    def rate_limit_name(self) -> str:
+        """Whose starts its rate limit counts: the task's, or those of each of its rate keys."""
+        return name_for(self.name, self.rate_key)
+
+    @property
+    def may_take_over(self) -> bool:
+        """Whether an effect that an earlier attempt began, and may have done, can be begun again."""
+        return self.is_transactional or self.is_idempotent or self.reconcile is not None
+
+    def success(self, value: Any) -> Outcome:
+        """Turn what the handler returned into an outcome; a result that cannot be kept undoes no work."""
+        if value is None or not self.stores_result:
+            return PLAIN_SUCCESS
+        text, why_not_kept = self.signature.encode_result(value)
+        return Outcome(Ending.SUCCEEDED, text, None, why_not_kept)
 
     def new_job(
         self,
@@ -89,7 +136,7 @@ class TaskDefinition:
         if options is NO_OPTIONS and not self._templates:
             return NewJob(args=text, **self._settings)
         said = options.said()
-        return NewJob(args=text, **{**self._settings, **self._keys(said, encoded), **said})
+        return _new_job(args=text, **{**self._settings, **self._keys(said, encoded), **said})
 
     def registration(self) -> dict[str, Any]:
         """Give the definition as the database keeps it, so that a plain INSERT means the same."""
@@ -102,6 +149,7 @@ class TaskDefinition:
             "concurrency_key": self.concurrency_key and self.concurrency_key.text,
             "concurrency_limit": self.concurrency_limit,
             "unique_key": self.unique_key and self.unique_key.text,
+            "is_unique_until_start": self.unique_until == "start",
             "idempotency_key": self.idempotency_key and self.idempotency_key.text,
             "rate_key": self.rate_key and self.rate_key.text,
             "breaker": self.breaker,
@@ -133,17 +181,26 @@ def define(
     concurrency_key: str | None = None,
     concurrency_limit: int = 1,
     unique_key: str | None = None,
+    unique_until: UniqueUntil = "end",
     on_conflict: OnConflict = "skip",
     idempotency_key: str | None = None,
     rate_key: str | None = None,
+    rate_limit: str | None = None,
+    rate_burst: int | None = None,
     breaker: str | None = None,
     transactional: bool = False,
+    idempotent: bool = False,
+    reconcile: Callable[..., Any] | None = None,
+    takeover_seconds: float | None = None,
     store_result: bool = True,
 ) -> TaskDefinition:
     """Make the definition of a task; its name is the function's unless another one is given.
 
     `timeout_seconds` None (or 0) means no limit. The keys are templates over the arguments:
-    `"charge:{order_id}"`.
+    `"charge:{order_id}"`. `rate_limit` is a rate like `"100/s"` for all starts of the task or, with
+    a `rate_key`, for those of each key. An effect outside the database that was cut off is begun again if the
+    task is `idempotent` or once `reconcile` says NOT_DONE, and not before `takeover_seconds` have
+    passed since it began (600; 0 if idempotent), unless its process is known to be gone.
 
     Raises:
         ConfigurationError: a value makes no sense, or the function cannot be a handler.
@@ -161,6 +218,7 @@ def define(
         if timeout_seconds is not None:
             check_option("timeout_seconds", timeout_seconds)
         check_option("concurrency_limit", concurrency_limit)
+        check_option("unique_until", unique_until)
         check_option("on_conflict", on_conflict)
         return TaskDefinition(
             name=task,
@@ -175,11 +233,16 @@ def define(
             concurrency_key=_template("concurrency_key", concurrency_key, signature),
             concurrency_limit=concurrency_limit,
             unique_key=_template("unique_key", unique_key, signature),
+            unique_until=unique_until,
             on_conflict=on_conflict,
             idempotency_key=_template("idempotency_key", idempotency_key, signature),
             rate_key=_template("rate_key", rate_key, signature),
+            rate_limit=_checked_rate(task, rate_key, rate_limit, rate_burst),
             breaker=None if breaker is None else checked_text("breaker", breaker, MAX_KEY_BYTES),
             is_transactional=_checked_transactional(transactional, signature),
+            is_idempotent=_checked_flag("idempotent", idempotent),
+            reconcile=_checked_reconcile(reconcile, signature, transactional=transactional),
+            takeover_seconds=_checked_takeover(takeover_seconds, is_idempotent=idempotent),
             stores_result=_checked_flag("store_result", store_result),
         )
     except ValueError as error:
@@ -196,7 +259,14 @@ def unregistered_job(task: str, args: Mapping[str, Any], options: JobOptions = N
         checked_text("the task's name", task, MAX_TASK_BYTES)
     except ValueError as error:
         raise InvalidJob(str(error)) from None
-    return NewJob(task=task, args=plain_args(task, args), **options.said())
+    return _new_job(task=task, args=plain_args(task, args), **options.said())
+
+
+def _new_job(**said: Any) -> NewJob:
+    job = NewJob(**said)
+    if job.on_conflict == "debounce" and job.delay_seconds is None:
+        raise InvalidJob(f"task {job.task!r}: on_conflict 'debounce' puts a job off: say delay_seconds")
+    return job
 
 
 class TaskRegistry:
@@ -272,6 +342,40 @@ def _checked_transactional(transactional: Any, signature: Signature) -> bool:
             "is given: declare it with transactional=True"
         )
     return bool(transactional)
+
+
+def _checked_reconcile(
+    function: Callable[..., Any] | None, signature: Signature, *, transactional: bool
+) -> Reconciliation | None:
+    if function is None:
+        return None
+    if transactional:
+        raise ValueError("a transactional task leaves nothing to reconcile: its effect and its end are one")
+    own = Signature(signature.task, function)
+    if set(own.arguments) != set(signature.arguments) or own.connection_names:
+        wanted = ", ".join(signature.arguments) or "none"
+        raise ValueError(f"reconcile takes the arguments that the handler takes: {wanted}")
+    if own.is_async != signature.is_async:
+        raise ValueError("reconcile and the handler are both async, or neither is")
+    return Reconciliation(function, own)
+
+
+def _checked_takeover(seconds: Any, *, is_idempotent: bool) -> float:
+    if seconds is None:
+        # To do again what may still be under way is what an idempotent task allows.
+        return 0.0 if is_idempotent else DEFAULT_TAKEOVER_SECONDS
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds <= 3.2e7:
+        raise ValueError(f"takeover_seconds must be between 0 and one year, not {seconds!r:.60}")
+    return float(seconds)
+
+
+def _checked_rate(task: str, rate_key: str | None, rate: str | None, burst: int | None) -> RateLimit | None:
+    if rate is None:
+        if burst is not None:
+            raise ValueError("rate_burst goes with rate_limit")
+        return None
+    name_for(task, None if rate_key is None else KeyTemplate(rate_key))
+    return rate_limit(rate, burst)
 
 
 def _checked_flag(name: str, value: Any) -> bool:

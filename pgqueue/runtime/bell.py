@@ -146,7 +146,7 @@ class Bell(Link):
             while (notify := connection.pgconn.notifies()) is not None:
                 self._rung.add(notify.relname.decode())
         except Error as error:
-            await self._lose(error)
+            await self._lose(error, self._heard_at)
             raise DatabaseLost from error
         rung, self._rung = self._rung, set()
         return [watch for watch in self.watches.values() if watch.channel in rung]

@@ -130,7 +130,9 @@ async def _serve(channel: socket.socket, arguments: ChildArguments, app: Any, bo
     def report_progress(progress: dict[int, dict[str, Any]]) -> None:
         link.send(["progress", list(progress.items())])
 
-    link.engines = [Engine(app.registry, slots, report, report_progress, board) for slots in arguments.slots]
+    link.engines = [
+        Engine(app.registry, slots, report, report_progress, board, app.schema) for slots in arguments.slots
+    ]
     channel.setblocking(False)
     await asyncio.get_running_loop().create_connection(lambda: link, sock=channel)
     await asyncio.Event().wait()

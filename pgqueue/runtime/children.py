@@ -292,6 +292,7 @@ class LocalChild(Child):
                 self._report,
                 lambda progress: listener.progress_made(list(progress.items())),
                 self._board,
+                application.schema,
             )
             for count in slots
         ]

@@ -19,12 +19,15 @@ from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from typing import Any
 
-from pgqueue.errors import Cancel, JobTimeout, LeaseLost, PgqueueError, UnknownTask
+from pgqueue.errors import UnknownTask
+from pgqueue.model.arguments import Signature
 from pgqueue.model.context import JobContext
-from pgqueue.model.outcome import PLAIN_SUCCESS, RELEASED, Ending, Outcome, clean, outcome_of
-from pgqueue.model.task import TaskDefinition, TaskRegistry
+from pgqueue.model.outcome import RELEASED, Outcome, clean, outcome_of
+from pgqueue.model.task import NOT_DONE, TaskDefinition, TaskRegistry
+from pgqueue.runtime.attempt import Attempt
 from pgqueue.runtime.board import Board
 from pgqueue.runtime.log import current_attempt
+from pgqueue.runtime.once import EndsAs, Once
 
 # A job that was sent ahead and could not start for this long goes back: the slots turned out to be
 # busy with long jobs, and another worker may have room.
@@ -34,72 +37,6 @@ _TICK_SECONDS = 0.05
 
 # (serial, seconds the handler ran, outcome)
 Ended = tuple[int, float, Outcome]
-
-
-class Attempt:
-    """One attempt inside the engine, from its arrival to its end."""
-
-    __slots__ = (
-        "args",
-        "arrived_at",
-        "attempt",
-        "context",
-        "crashes",
-        "deadline_at",
-        "definition",
-        "headers",
-        "idempotency_key",
-        "is_cancel_requested",
-        "is_lost",
-        "is_timed_out",
-        "job_id",
-        "max_attempts",
-        "place",
-        "queue",
-        "seconds",
-        "serial",
-        "started_at",
-        "task",
-        "task_name",
-    )
-
-    def __init__(self, message: list[Any], now: float) -> None:
-        (
-            self.serial,
-            self.job_id,
-            self.attempt,
-            self.task_name,
-            self.args,
-            self.seconds,
-            self.max_attempts,
-            self.crashes,
-            self.queue,
-            self.idempotency_key,
-            self.headers,
-        ) = message
-        self.arrived_at = now
-        self.deadline_at: float | None = now + self.seconds if self.seconds is not None else None
-        self.started_at = 0.0
-        self.definition: TaskDefinition | None = None
-        self.task: asyncio.Task[None] | None = None
-        self.context: JobContext | None = None
-        self.place = -1
-        self.is_timed_out = False
-        self.is_cancel_requested = False
-        self.is_lost = False
-
-    def remaining_seconds(self) -> float | None:
-        return None if self.deadline_at is None else self.deadline_at - time.monotonic()
-
-    def reason_to_stop(self) -> PgqueueError | None:
-        """Say why this attempt should not go on, if so."""
-        if self.is_lost:
-            return LeaseLost(f"job {self.job_id}: the lease ran out, another attempt may be running")
-        if self.is_cancel_requested:
-            return Cancel("cancelled on request")
-        if self.is_timed_out:
-            return JobTimeout(self.seconds or 0.0)
-        return None
 
 
 class Engine:
@@ -116,12 +53,14 @@ class Engine:
         report: Callable[[list[Ended]], None],
         report_progress: Callable[[dict[int, dict[str, Any]]], None],
         board: Board,
+        schema: str,
     ) -> None:
         self._registry = registry
         self._slots = slots
         self._report = report
         self._report_progress = report_progress
         self._board = board
+        self._once = Once(schema, slots)
         self._loop = asyncio.get_running_loop()
         # Taken by the loop and by handler threads: a thread that ends a job takes the next one
         # itself, since a detour over the loop costs more than a small job does.
@@ -176,6 +115,7 @@ class Engine:
             self._ticker.cancel()
         for _ in range(self._threads):
             self._thread_jobs.put(None)
+        self._once.close()
 
     def _stop_running(self, serials: Iterable[int]) -> list[Attempt]:
         """Give those that run, and end those that wait."""
@@ -189,10 +129,12 @@ class Engine:
         return running
 
     def _interrupt(self, attempt: Attempt) -> None:
-        # A thread cannot be interrupted: its handler may ask its context, and past the grace the
-        # parent kills the process.
+        # A thread cannot be interrupted, but for a statement it waits for: its handler may ask its
+        # context, and past the grace the parent kills the process.
         if attempt.task is not None:
             attempt.task.cancel()
+        elif (cancel := attempt.cancel_statement) is not None:
+            cancel()
 
     def _fill(self) -> None:
         """Start what waits while slots are free."""
@@ -246,6 +188,24 @@ class Engine:
             self._used -= 1
         self._loop.call_soon(self._fill)
 
+    async def _call_async(self, attempt: Attempt, definition: TaskDefinition) -> Outcome:
+        function, signature = definition.function, definition.signature
+        args = signature.decode(attempt.args)
+        if definition.is_transactional:
+            return await self._once.atransact(
+                attempt, definition, lambda conn: function(**self._inject(attempt, signature, args, conn))
+            )
+        if attempt.idempotency_key is not None:
+            if (outcome := await self._once.abegin(attempt, definition)) is not None:
+                return outcome
+            if attempt.is_takeover and (reconcile := definition.reconcile) is not None:
+                attempt.is_reconciling = True
+                value = await reconcile.function(**self._inject(attempt, reconcile.signature, args))
+                if value is not NOT_DONE:
+                    return definition.success(value)
+                attempt.is_reconciling = False
+        return definition.success(await function(**self._inject(attempt, signature, args)))
+
     async def _run_async(self, attempt: Attempt, definition: TaskDefinition) -> None:
         try:
             # Only from here on may it be cancelled: a task cancelled before its first step never runs at
@@ -253,9 +213,7 @@ class Engine:
             attempt.task = asyncio.current_task()
             try:
                 self._begin(attempt, definition)
-                kwargs = self._arguments(attempt, definition)
-                value = await definition.function(**kwargs)
-                outcome = success(definition, value)
+                outcome = await self._call_async(attempt, definition)
             except asyncio.CancelledError as error:
                 outcome = self._interrupted(attempt, definition, error)
             except BaseException as error:  # noqa: BLE001  SystemExit of a handler is that handler's failure
@@ -295,12 +253,28 @@ class Engine:
             self._loop.call_soon_threadsafe(self._fill)
         return None
 
+    def _call(self, attempt: Attempt, definition: TaskDefinition) -> Outcome:
+        function, signature = definition.function, definition.signature
+        args = signature.decode(attempt.args)
+        if definition.is_transactional:
+            return self._once.transact(
+                attempt, definition, lambda conn: function(**self._inject(attempt, signature, args, conn))
+            )
+        if attempt.idempotency_key is not None:
+            if (outcome := self._once.begin(attempt, definition)) is not None:
+                return outcome
+            if attempt.is_takeover and (reconcile := definition.reconcile) is not None:
+                attempt.is_reconciling = True
+                value = reconcile.function(**self._inject(attempt, reconcile.signature, args))
+                if value is not NOT_DONE:
+                    return definition.success(value)
+                attempt.is_reconciling = False
+        return definition.success(function(**self._inject(attempt, signature, args)))
+
     def _run_sync(self, attempt: Attempt, definition: TaskDefinition) -> Outcome:
         try:
             self._begin(attempt, definition)
-            kwargs = self._arguments(attempt, definition)
-            value = definition.function(**kwargs)
-            return success(definition, value)
+            return self._call(attempt, definition)
         except BaseException as error:  # noqa: BLE001  whatever a handler raises ends its attempt, not the worker
             return self._failed(attempt, definition, error)
 
@@ -314,11 +288,13 @@ class Engine:
             raise reason
         current_attempt.set((attempt.job_id, attempt.attempt, attempt.task_name))
 
-    def _arguments(self, attempt: Attempt, definition: TaskDefinition) -> dict[str, Any]:
-        kwargs = definition.signature.decode(attempt.args)
-        for name in definition.signature.context_names:
-            kwargs[name] = self._context(attempt)
-        return kwargs
+    def _inject(
+        self, attempt: Attempt, signature: Signature, args: dict[str, Any], conn: Any = None
+    ) -> dict[str, Any]:
+        """Add what the worker gives a handler to what its job does."""
+        injected: dict[str, Any] = dict.fromkeys(signature.connection_names, conn)
+        injected.update({name: self._context(attempt) for name in signature.context_names})
+        return {**args, **injected} if injected else args
 
     def _context(self, attempt: Attempt) -> JobContext:
         if attempt.context is None:
@@ -332,6 +308,7 @@ class Engine:
                 timeout_seconds=attempt.seconds or 0.0,
                 headers=headers,
                 idempotency_key=attempt.idempotency_key,
+                is_takeover=attempt.is_takeover,
                 remaining_seconds=attempt.remaining_seconds,
                 is_lost=lambda: attempt.is_lost,
                 is_cancel_requested=lambda: attempt.is_cancel_requested,
@@ -362,6 +339,8 @@ class Engine:
         return self._failed(attempt, definition, attempt.reason_to_stop() or error)
 
     def _failed(self, attempt: Attempt, definition: TaskDefinition, error: BaseException) -> Outcome:
+        if isinstance(error, EndsAs):
+            return error.outcome
         try:
             tries = attempt.attempt - attempt.crashes
             retry_seconds = definition.retry.delay_seconds(tries, error, random=random.random())
@@ -373,7 +352,12 @@ class Engine:
         if error.__traceback__ is not None:
             # The first frame is ours and tells nobody anything.
             error = error.with_traceback(error.__traceback__.tb_next)
-        return outcome_of(error, retry_seconds=retry_seconds, is_unrecoverable=is_unrecoverable)
+        return outcome_of(
+            error,
+            retry_seconds=retry_seconds,
+            is_unrecoverable=is_unrecoverable,
+            is_unsure=attempt.is_reconciling or attempt.reason_to_stop() is not None,
+        )
 
     def _end(self, ended: list[tuple[Attempt, Outcome]]) -> None:
         """Note how attempts ended; they are reported together, soon. Safe from any thread."""
@@ -424,17 +408,10 @@ class Engine:
             self._report_progress(self._take_progress())
 
 
-def success(definition: TaskDefinition, value: Any) -> Outcome:
-    """Turn what a handler returned into an outcome; a result that cannot be kept does not undo the work."""
-    if value is None or not definition.stores_result:
-        return PLAIN_SUCCESS
-    text, why_not_kept = definition.signature.encode_result(value)
-    return Outcome(Ending.SUCCEEDED, text, None, why_not_kept)
-
-
 def outcome_of_unknown(attempt: Attempt, registry: TaskRegistry) -> Outcome:
     return outcome_of(
         UnknownTask(attempt.task_name, [definition.name for definition in registry]),
         retry_seconds=None,
         is_unrecoverable=False,
+        is_unsure=False,
     )

@@ -8,6 +8,7 @@ start again.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Callable
@@ -15,10 +16,11 @@ from collections.abc import Callable
 from pgqueue.database import Error, redact
 from pgqueue.model.place import Cursor
 from pgqueue.runtime.bell import GLOW, Bell, Watch
+from pgqueue.runtime.breakers import Breakers
 from pgqueue.runtime.ledger import Ledger, Pool
 from pgqueue.runtime.link import DatabaseBusy, DatabaseLost, Link
 from pgqueue.runtime.log import Log
-from pgqueue.sql import attempts
+from pgqueue.sql import attempts, limits
 from pgqueue.sql.attempts import ClaimedRow
 
 # One claim takes at most so many jobs: past a few hundred a larger batch gains nothing.
@@ -26,6 +28,12 @@ MAX_CLAIM = 500
 
 # So many outcomes may wait to be written; while more do, the database takes claims but not their ends.
 _MAX_UNWRITTEN = 5000
+
+# While no rate limit and no pause is known, look whether there is one only so often.
+_LOOK_FOR_LIMITS_SECONDS = 5.0
+# A shorter sleep is not worth a question; nor must all workers ask at the same instant.
+_SHORT_SLEEP_SECONDS = 0.01
+_JITTER_SECONDS = 0.003
 
 Dispatch = Callable[[list[ClaimedRow], str, Pool], None]
 
@@ -43,6 +51,7 @@ class Feeder:
         lease_seconds: float,
         poll_seconds: float,
         dispatch: Dispatch,
+        breakers: Breakers,
         free_slots: Callable[[Pool], int | None],
         wake: asyncio.Event,
         log: Log,
@@ -54,6 +63,7 @@ class Feeder:
         self._lease_seconds = lease_seconds
         self._poll_seconds = poll_seconds
         self._dispatch = dispatch
+        self._breakers = breakers
         self._free_slots = free_slots
         self._wake = wake
         self._log = log
@@ -62,6 +72,9 @@ class Feeder:
         self._has_orphans = False
         self._is_stopping = False
         self._refused = ""
+        self._put_off: set[str] = set()
+        self._ask_for_limits_at = -math.inf
+        self._vain_starts = 0
         # Set while the last look at every queue found nothing to claim.
         self.is_idle = asyncio.Event()
 
@@ -71,7 +84,7 @@ class Feeder:
             try:
                 await self._round()
             except DatabaseBusy as busy:
-                self._log.warning("claim put off", reason=str(busy))
+                self._log.debug("put off", reason=str(busy))
             except DatabaseLost:
                 self.is_idle.clear()
             except Error as error:
@@ -110,7 +123,8 @@ class Feeder:
         self._wake.clear()
         seconds, empty = await self._claim_all()
         if seconds > 0:
-            await self._wait(min(seconds, await self._settle_down(empty)))
+            seconds = min(seconds, await self._settle_down(empty))
+            await self._wait(await self._seconds_to_next_start(seconds))
 
     async def _claim_all(self) -> tuple[float, list[Watch]]:
         """Claim from every queue that has room.
@@ -128,8 +142,12 @@ class Feeder:
             rows, was_rescan = await self._claim(queue, asked)
             if rows:
                 found = True
+                self._vain_starts = 0
                 watch.step = 0
-                self._dispatch(rows, queue, pool)
+                try:
+                    await self._breakers.ask(rows)
+                finally:  # told to end meanwhile, too: they are ours
+                    self._dispatch(rows, queue, pool)
                 # Whoever was served goes last, so that no queue of a pool starves.
                 self._order.remove((pool, queue))
                 self._order.append((pool, queue))
@@ -157,7 +175,10 @@ class Feeder:
         statement = attempts.claim(queue, self._worker_id, asked, self._lease_seconds, after)
         try:
             rows = await self._link.run(statement)
-        except DatabaseBusy:
+        except DatabaseBusy as busy:
+            if queue not in self._put_off:
+                self._put_off.add(queue)
+                self._log.warning("claim put off", queue=queue, reason=str(busy))
             raise
         except DatabaseLost:
             # It may have been carried out: then jobs are ours and nobody runs them.
@@ -167,6 +188,7 @@ class Feeder:
             self._has_orphans = True
             raise
         self._refused = ""
+        self._put_off.discard(queue)
         cursor.finish(time.monotonic(), rows, asked)
         return rows, cursor.was_rescan
 
@@ -195,6 +217,26 @@ class Feeder:
             watch.step += 1
         return seconds
 
+    async def _seconds_to_next_start(self, seconds: float) -> float:
+        """Shorten a sleep to when a rate limit, or the end of a pause, lets a waiting job start.
+
+        Who has the watch of a queue asks; one is enough.
+        """
+        watched = [watch.queue for watch in self._bell.watches.values() if watch.on_duty]
+        now = time.monotonic()
+        is_known = now < self._ask_for_limits_at and seconds < _LOOK_FOR_LIMITS_SECONDS
+        if not watched or is_known or seconds <= _SHORT_SLEEP_SECONDS:
+            return seconds
+        start = await self._link.run(limits.next_start(watched))
+        self._ask_for_limits_at = -math.inf if start.is_possible else now + _LOOK_FOR_LIMITS_SECONDS
+        if start.seconds is None:
+            return seconds
+        if start.seconds > 0:
+            return min(seconds, start.seconds + random.uniform(0.001, _JITTER_SECONDS))
+        # Due, and yet we have just claimed in vain: not ours to start now, whatever the reason.
+        self._vain_starts += 1
+        return min(seconds, _SHORT_SLEEP_SECONDS * 2.0 ** min(self._vain_starts, 10))
+
     async def _wait(self, seconds: float) -> None:
         """Wait for the bell, a free slot, or the time to poll."""
         if seconds <= 0 or self._is_stopping:
@@ -214,7 +256,7 @@ class Feeder:
     def _room(self, pool: Pool) -> int:
         """Say how many jobs to claim for a pool: its free slots that children have too, and some ahead."""
         free = self._free_slots(pool)
-        if free is None or self._ledger.unwritten > _MAX_UNWRITTEN:
+        if free is None or self._ledger.unwritten > _MAX_UNWRITTEN or not self._ledger.can_renew:
             return 0
         ahead = pool.ahead()
         room = min(pool.slots - pool.in_flight, free) + ahead

@@ -8,14 +8,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pgqueue.database import Error, errors, redact
 from pgqueue.model.outcome import Ending, Outcome
 from pgqueue.runtime.ledger import Held, Ledger
 from pgqueue.runtime.link import DatabaseBusy, DatabaseLost, Link
 from pgqueue.runtime.log import Log
-from pgqueue.sql import Statement, attempts
+from pgqueue.sql import Statement, attempts, breakers, once
+
+T = TypeVar("T")
 
 FLUSH_JOBS = 500
 FLUSH_SECONDS = 0.005
@@ -41,6 +43,8 @@ class Finished:
     may_have_landed: bool = False
     # When to try again, for one that was put off; monotonic.
     again_at: float = 0.0
+    # It has not started, because this breaker is not closed.
+    breaker: str = ""
 
 
 Batch = list[Finished]
@@ -54,12 +58,14 @@ class Finisher:
         *,
         link: Link,
         ledger: Ledger,
+        worker_id: str,
         unknown_task_grace_seconds: float,
         on_retry: Callable[[float], None],
         log: Log,
     ) -> None:
         self._link = link
         self._ledger = ledger
+        self._worker_id = worker_id
         self._unknown_task_grace_seconds = unknown_task_grace_seconds
         self._on_retry = on_retry
         self._log = log
@@ -75,6 +81,8 @@ class Finisher:
         """Take outcomes over; their slots are free from now on."""
         for item in finished:
             self._ledger.free(item.held)
+            if item.held.ticket is not None:
+                item.held.ticket.note(item.outcome.ending)
         self._pending += finished
         self.is_clear.clear()
         self._wake.set()
@@ -150,10 +158,16 @@ class Finisher:
     def _kind(self, item: Finished) -> str:
         if item.has_crashed:
             return f"crash {item.outcome.text}"
+        if item.breaker:
+            return f"park {item.breaker}"
         match item.outcome.ending:
+            case Ending.SETTLED:
+                return "settled"
             case Ending.SUCCEEDED:
-                return "complete"
-            case Ending.SNOOZED | Ending.RELEASED:
+                return "complete" if item.held.row.idempotency_key is None else "complete_once"
+            case Ending.SNOOZED:
+                return f"snooze {item.outcome.text or ''}"
+            case Ending.RELEASED:
                 return f"release {item.outcome.text or ''}"
             case Ending.UNKNOWN_TASK if item.held.row.age_seconds < self._unknown_task_grace_seconds:
                 # A rolling deploy: another worker may know it. No attempt is used up.
@@ -162,6 +176,9 @@ class Finisher:
 
     async def _write_group(self, kind: str, items: Batch) -> None:
         """Write one kind of outcome for some attempts, or put off those that cannot be written now."""
+        if kind == "settled":
+            self._confirm(items, dict.fromkeys((item.held.row.job_id for item in items), "settled"))
+            return
         has_made_partition = False
         while True:
             try:
@@ -184,18 +201,50 @@ class Finisher:
                     self._put_off(items, reason)
                     return
                 has_made_partition = True
-        self._confirm(items, {**await self._landed(items, states), **states})
+        self._confirm(items, {**await self._landed(kind, items, states), **states})
 
-    async def _landed(self, items: Batch, states: dict[int, str]) -> dict[int, str]:
-        """Of what did not come back after a broken answer, find what the broken attempt had written."""
-        missing = [item for item in items if item.may_have_landed and item.held.row.job_id not in states]
-        while missing:
+    async def _landed(self, kind: str, items: Batch, states: dict[int, str]) -> dict[int, str]:
+        """Of what did not come back, find what had ended under its token all the same.
+
+        By a statement whose answer broke, or in the transaction of its effect.
+        """
+        missing = [item for item in items if item.held.row.job_id not in states]
+        found: dict[int, str] = {}
+        if unheard := [item for item in missing if item.may_have_landed]:
+            what, _, reason = kind.partition(" ")
+            written = "" if what == "park" else reason
+            question = attempts.landed(
+                *_names([item.held for item in unheard]),
+                [item.held.row.attempt for item in unheard],
+                [item.held.row.age_seconds for item in unheard],
+                [item.outcome.text if what == "fail" else written or None for item in unheard],
+                self._worker_id,
+                goes_on=not what.startswith("complete"),
+            )
             try:
-                found = await self._link.run(attempts.landed(*_names(missing)))
+                landed = await self._insist(question)
+                found.update(landed)
+            except Error as error:
+                # What a stranger wrote into a job's history, say: no reason to end the worker.
+                self._log.error("cannot tell what was written", error=redact(str(error)).partition("\n")[0])
+        if unsettled := [item.held for item in missing if item.held.is_transactional]:
+            ids = await self._insist(_settled(unsettled))
+            found.update(dict.fromkeys(ids, "settled"))
+        return found
+
+    async def _insist(self, question: Statement[T]) -> T:
+        """Ask until there is an answer."""
+        while True:
+            try:
+                return await self._link.run(question)
             except DatabaseLost:
                 continue
-            return dict.fromkeys(found, "landed")
-        return {}
+
+    async def settle_or_lose(self, held: Held, lose: Callable[[Held], None]) -> None:
+        """Find out whether an attempt whose row is gone has ended itself; of that its child will tell."""
+        is_settled = held.row.job_id in await self._insist(_settled([held]))
+        if not is_settled and held.serial in self._ledger.held and not (held.is_finishing or held.is_lost):
+            lose(held)
 
     async def _make_partition(self) -> bool:
         try:
@@ -236,6 +285,9 @@ class Finisher:
             if state is None:
                 self.lost(held, "its outcome came too late", item.outcome.ending)
                 continue
+            if state == "settled":
+                succeeded.append(item)
+                continue
             if item.has_crashed:
                 counts.crashed += 1
                 self._log.warning("job crashed", **_fields(item), state=state, reason=item.outcome.text)
@@ -254,7 +306,7 @@ class Finisher:
                     self._log.warning("job left for a worker that knows its task", **_fields(item))
                 case _:
                     self._say_failed(item, state)
-            if state in ("scheduled", "ready"):
+            if state in ("scheduled", "ready") and not item.breaker:
                 self._on_retry(item.outcome.seconds or 0.0)
         counts.succeeded += len(succeeded)
         self._log.many(logging.INFO, "job succeeded", (_success_fields(item) for item in succeeded))
@@ -292,23 +344,28 @@ def _is_missing_partition(error: Error) -> bool:
 
 
 def _statement(kind: str, items: Batch) -> Statement[dict[int, str]]:
-    ids, tokens = _names(items)
+    ids, tokens = _names([item.held for item in items])
     what, _, reason = kind.partition(" ")
     outcomes = [item.outcome for item in items]
     match what:
-        case "complete":
-            completed = attempts.complete(
-                ids, tokens, [outcome.text for outcome in outcomes], [outcome.note for outcome in outcomes]
+        case "complete" | "complete_once":
+            results, reasons = [one.text for one in outcomes], [one.note for one in outcomes]
+            completed = (
+                attempts.complete(ids, tokens, results, reasons)
+                if what == "complete"
+                else attempts.complete_once(ids, tokens, [item.held.key for item in items], results, reasons)
             )
             return Statement(completed.text, completed.params, _as_succeeded)
         case "crash":
             return attempts.crash(ids, tokens, reason)
-        case "release":
+        case "park":
+            return breakers.park(ids, tokens, reason)
+        case "release" | "snooze":
             delays = [
                 UNKNOWN_TASK_SECONDS if outcome.ending is Ending.UNKNOWN_TASK else outcome.seconds
                 for outcome in outcomes
             ]
-            return attempts.release(ids, tokens, reason or None, delays)
+            return attempts.release(ids, tokens, reason or None, delays, is_unsure=what == "release")
     return attempts.fail(
         ids,
         tokens,
@@ -316,6 +373,7 @@ def _statement(kind: str, items: Batch) -> Statement[dict[int, str]]:
         [outcome.seconds for outcome in outcomes],
         [outcome.ending in (Ending.DEAD, Ending.UNKNOWN_TASK) for outcome in outcomes],
         [outcome.ending is Ending.CANCELLED for outcome in outcomes],
+        [outcome.is_unsure for outcome in outcomes],
     )
 
 
@@ -323,8 +381,12 @@ def _as_succeeded(found: Sequence[tuple[Any, ...]]) -> dict[int, str]:
     return {row[0]: "succeeded" for row in found}
 
 
-def _names(items: Batch) -> tuple[list[int], list[str]]:
-    return [item.held.row.job_id for item in items], [item.held.row.token for item in items]
+def _names(attempts_held: Sequence[Held]) -> tuple[list[int], list[str]]:
+    return [held.row.job_id for held in attempts_held], [held.row.token for held in attempts_held]
+
+
+def _settled(transactional: Sequence[Held]) -> Statement[list[int]]:
+    return once.settled(*_names(transactional), [held.key for held in transactional])
 
 
 def _fields(item: Finished) -> dict[str, Any]:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from pgqueue.runtime.children import Child
 from pgqueue.sql.attempts import ClaimedRow
+
+if TYPE_CHECKING:
+    from pgqueue.runtime.breakers import Ticket
 
 # How much work to claim beyond the free slots: what the slots get through in this time. Enough to
 # keep them busy over a round trip, too little for another worker to miss.
@@ -24,12 +28,15 @@ class Held:
         "deadline_at",
         "is_finishing",
         "is_lost",
+        "is_questioned",
+        "is_transactional",
         "kill_at",
         "kill_reason",
         "pool",
         "queue",
         "row",
         "serial",
+        "ticket",
     )
 
     def __init__(
@@ -46,7 +53,17 @@ class Held:
         self.kill_at = math.inf
         self.kill_reason = ""
         self.is_lost = False
+        # It ends itself, in the transaction of its effect: we may hear of that from the database first.
+        self.is_transactional = False
+        self.is_questioned = False
         self.is_finishing = False
+        # What it goes under if its task depends on a circuit breaker.
+        self.ticket: Ticket | None = None
+
+    @property
+    def key(self) -> str:
+        """The key of its effect, the same for every attempt of the job."""
+        return self.row.idempotency_key or f"job:{self.row.job_id}"
 
 
 @dataclass(slots=True)
@@ -97,6 +114,8 @@ class Ledger:
 
     pools: list[Pool]
     held: dict[int, Held] = field(default_factory=dict)
+    # Whether leases can be renewed just now: to claim while they cannot would be to lose.
+    can_renew: bool = False
     counts: Counts = field(default_factory=Counts)
     _last_serial: int = 0
     _by_job: dict[int, Held] = field(default_factory=dict)

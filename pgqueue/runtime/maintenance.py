@@ -16,7 +16,7 @@ from pgqueue.database import Error, redact
 from pgqueue.runtime.ledger import Ledger
 from pgqueue.runtime.link import DatabaseBusy, DatabaseLost, Link, Outage
 from pgqueue.runtime.log import Log
-from pgqueue.sql import attempts, presence
+from pgqueue.sql import attempts, limits, once, presence
 
 _PROMOTE_SECONDS = 1.0
 # Jobs that come due one by one are promoted together.
@@ -26,6 +26,8 @@ _PRESENCE_SECONDS = 10.0
 _SWEEP_SECONDS = 60.0
 _PARTITION_SECONDS = 3600.0
 _PARTITION_DAYS = 7
+_PRUNE_SECONDS = 600.0
+_PRUNE_PAUSE_SECONDS = 0.2
 
 # A pass that a held snapshot makes slow may take a tenth of the time, no more. But one pass that had to
 # wait, for a lock on the table say, must not put everybody off for long.
@@ -48,7 +50,9 @@ class Maintenance:
         lease_seconds: float,
         kill_grace_seconds: float,
         retention_seconds: float,
+        key_retention_seconds: float,
         definitions: Callable[[], Sequence[Mapping[str, Any]]],
+        rate_limits: Sequence[Mapping[str, Any]],
         log: Log,
     ) -> None:
         self._link = link
@@ -66,11 +70,14 @@ class Maintenance:
         self._looked_at = -math.inf
         self._watched_on: object = None
         self._retention_seconds = retention_seconds
+        self._key_retention_seconds = key_retention_seconds
         self._definitions = definitions
+        self._rate_limits = rate_limits
         self._log = log
         self._sweep_after = ""
         self._next_due_at = 0.0
         self._promote_now = asyncio.Event()
+        self._put_off: set[str] = set()
 
     def expect_due(self, delay_seconds: float) -> None:
         """Know that a job of ours comes due so soon, rather than find it at the next look."""
@@ -86,12 +93,14 @@ class Maintenance:
                 (self._see, _PRESENCE_SECONDS),
                 (self._sweep, _SWEEP_SECONDS),
                 (self._keep_history, _PARTITION_SECONDS),
+                (self._prune_keys, _PRUNE_SECONDS),
             ):
                 chores.create_task(self._every(seconds, chore))
 
     async def register(self) -> None:
         """Write down who we are and what we know; done before the first claim."""
         await self._link.run(presence.register_tasks(self._definitions()))
+        await self._link.run(limits.declare(self._rate_limits))
         await self._see()
 
     async def leave(self) -> None:
@@ -106,20 +115,21 @@ class Maintenance:
             await asyncio.sleep(max(seconds * random.uniform(0.9, 1.1), min(_SHARE * cost, 6 * seconds)))
 
     async def _attempt(self, chore: Callable[[], Awaitable[None]]) -> float:
-        """Do a chore, whatever it meets; gives the seconds it took."""
-        began_at = time.monotonic()
+        """Do a chore, whatever it meets; gives the seconds it took, 0 if it only had to wait."""
+        began_at, name = time.monotonic(), chore.__name__.strip("_")
         try:
             await chore()
         except DatabaseBusy as busy:
-            self._log.warning("maintenance put off", chore=chore.__name__.strip("_"), reason=str(busy))
+            if name not in self._put_off:
+                self._put_off.add(name)
+                self._log.warning("maintenance put off", chore=name, reason=str(busy))
+            return 0.0
         except DatabaseLost:
-            pass
+            return 0.0
         except Error as error:
-            self._log.error(
-                "maintenance failed",
-                chore=chore.__name__.strip("_"),
-                error=redact(str(error)).partition("\n")[0],
-            )
+            self._log.error("maintenance failed", chore=name, error=redact(str(error)).partition("\n")[0])
+        else:
+            self._put_off.discard(name)
         return time.monotonic() - began_at
 
     async def _promote(self) -> None:
@@ -195,6 +205,14 @@ class Maintenance:
         self._sweep_after = after or ""
         if woken:
             self._log.warning("woke blocked jobs that nobody else had", jobs=woken)
+        await self._link.run(limits.mend())
+
+    async def _prune_keys(self) -> None:
+        """Forget old idempotency keys, a batch at a time so that nobody waits for us."""
+        pruned = 1
+        while pruned:
+            pruned = await self._link.run(once.prune(self._key_retention_seconds))
+            await asyncio.sleep(_PRUNE_PAUSE_SECONDS)
 
     async def _keep_history(self) -> None:
         # Make before you drop: a look for a missing day is remembered by the session.

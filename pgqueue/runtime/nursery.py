@@ -15,6 +15,7 @@ from pgqueue.database import redact
 from pgqueue.errors import ConfigurationError
 from pgqueue.model.outcome import RELEASED, Ending, Outcome
 from pgqueue.runtime.application import ApplicationError
+from pgqueue.runtime.breakers import Breakers, Ticket
 from pgqueue.runtime.children import Child, ChildProcess, LocalChild, Nowhere
 from pgqueue.runtime.finisher import Finished, Finisher
 from pgqueue.runtime.infirmary import Infirmary
@@ -50,10 +51,14 @@ class Nursery:
         self._count = max(1, launch.settings.processes)
         self._children: list[Child] = []
         self._respawn_at: dict[int, float] = {}
-        self._deaths_in_a_row: dict[int, int] = {}
+        # Of each child's number, at work and while starting.
+        self._deaths_in_a_row: dict[tuple[int, bool], int] = {}
         self._startup: asyncio.Future[Child] | None = None
         self._dsn = launch.dsn
         self._finisher: Finisher | None = None
+        self._breakers: Breakers | None = None
+        # The tasks whose handlers end their jobs themselves.
+        self._transactional: frozenset[str] = frozenset()
         self._nowhere = Nowhere(self)
         self._infirmary = Infirmary(lambda: self._spawn(self._count), self._finish)
         self._retirement = Retirement(launch.settings, log)
@@ -76,7 +81,7 @@ class Nursery:
                 first.announce()
             async with asyncio.timeout(_LOAD_SECONDS):
                 await asyncio.wait([self._startup, told_to_end], return_when=asyncio.FIRST_COMPLETED)
-            return None if told_to_end.done() else self._startup.result().hello
+            hello = None if told_to_end.done() else self._startup.result().hello
         except TimeoutError:
             raise ConfigurationError(
                 f"importing {self._launch.app} took longer than {_LOAD_SECONDS:g} s"
@@ -87,14 +92,17 @@ class Nursery:
             if not self._startup.done():
                 self._startup.cancel()
             self._startup = None
+        self._transactional = frozenset(hello["transactional"] if hello else ())
+        return hello
 
-    async def fill(self, dsn: str, finisher: Finisher) -> None:
+    async def fill(self, dsn: str, finisher: Finisher, breakers: Breakers) -> None:
         """Start the other children, and tell all of them the database that was found.
 
         From now on they may be given work; how it ended goes to the finisher.
         """
         self._dsn = dsn
         self._finisher = finisher
+        self._breakers = breakers
         for child in self._children:
             child.tell_dsn(dsn)
         for number in range(1, self._count):
@@ -167,7 +175,8 @@ class Nursery:
                 held.pool.seconds = None
             elif outcome.ending is not Ending.UNKNOWN_TASK:
                 held.pool.observe(seconds)
-            finished.append(Finished(held, outcome, seconds))
+            has_crashed = outcome.ending is Ending.CRASHED
+            finished.append(Finished(held, outcome, seconds, has_crashed=has_crashed))
         self._finish(finished)
         self._wake.set()
 
@@ -217,33 +226,63 @@ class Nursery:
             return
         messages: dict[int, list[list[Any]]] = {child.number: [] for child in ready}
         free = {child.number: child.free(pool.number) for child in ready}
-        for row in rows:
+        admitted = self._admit(rows, queue, pool, now)
+        for row, ticket in admitted:
             if row.crashes >= _ISOLATED_CRASHES and self._settings.processes:
-                self._isolate(row, queue, pool, now)
+                self._isolate(row, queue, pool, now, ticket)
                 continue
             child = max(ready, key=lambda one: free[one.number]) if len(ready) > 1 else ready[0]
             free[child.number] -= 1
-            held = self._take(row, queue, pool, child, now)
-            messages[child.number].append(_message(held.serial, row, queue))
+            held = self._take(row, queue, pool, child, now, ticket)
+            messages[child.number].append(_message(held))
         for child in ready:
             if messages[child.number]:
                 child.run(pool.number, messages[child.number])
         if self._log.is_enabled(DEBUG):
-            for row in rows:
+            for row, _ in admitted:
                 self._log.debug(
                     "job started", job_id=row.job_id, task=row.task, queue=queue, attempt=row.attempt
                 )
 
-    def _take(self, row: ClaimedRow, queue: str, pool: Pool, child: Child, now: float) -> Held:
+    def _admit(
+        self, rows: list[ClaimedRow], queue: str, pool: Pool, now: float
+    ) -> list[tuple[ClaimedRow, Ticket | None]]:
+        """Give back what its circuit breaker does not let start; gives the others, each with its ticket."""
+        if self._breakers is None:
+            return [(row, None) for row in rows]
+        admitted: list[tuple[ClaimedRow, Ticket | None]] = []
+        refused = []
+        for row in rows:
+            breaker = self._breakers.of(row.task)
+            ticket = None if breaker is None else breaker.admit(queue)
+            if breaker is None or ticket is not None:
+                admitted.append((row, ticket))
+            else:
+                held = self._take(row, queue, pool, self._nowhere, now)
+                refused.append(Finished(held, RELEASED, 0.0, breaker=breaker.name))
+        self._finish(refused)
+        return admitted
+
+    def _take(
+        self,
+        row: ClaimedRow,
+        queue: str,
+        pool: Pool,
+        child: Child,
+        now: float,
+        ticket: Ticket | None = None,
+    ) -> Held:
         held, older = self._ledger.take(row, queue, pool, child, now)
+        held.ticket = ticket
+        held.is_transactional = row.task in self._transactional
         if older is not None and not older.is_lost:
             self.lose(older, "another claim of the job was made meanwhile")
         return held
 
-    def _isolate(self, row: ClaimedRow, queue: str, pool: Pool, now: float) -> None:
+    def _isolate(self, row: ClaimedRow, queue: str, pool: Pool, now: float, ticket: Ticket | None) -> None:
         """Run a job apart from all others, because processes keep dying where it runs."""
-        held = self._take(row, queue, pool, self._nowhere, now)
-        self._infirmary.admit(held, _message(held.serial, row, queue))
+        held = self._take(row, queue, pool, self._nowhere, now, ticket)
+        self._infirmary.admit(held, _message(held))
 
     # Their end.
 
@@ -343,12 +382,16 @@ class Nursery:
         """Replace it at once, or after a pause if its like keep dying, or a broken start forks for ever.
 
         One that we killed says nothing about the next. One that died over its work is the fault of its
-        jobs, which have a limit of their own, and the worker's other jobs should not wait long for it.
+        jobs, which have a limit of their own, and the worker's other jobs should not wait long for it; nor
+        does it say that the next one cannot start.
         """
         is_new = was_killed_by_us or now - child.started_at > _HEALTHY_SECONDS
-        deaths = 0 if is_new else self._deaths_in_a_row.get(child.number, 0)
-        self._deaths_in_a_row[child.number] = 0 if was_killed_by_us else deaths + 1
-        longest = _LONGEST_RESPAWN_AT_WORK_SECONDS if child.hello else _LONGEST_RESPAWN_SECONDS
+        is_at_work = bool(child.hello)
+        if is_at_work:
+            self._deaths_in_a_row.pop((child.number, False), None)
+        deaths = 0 if is_new else self._deaths_in_a_row.get((child.number, is_at_work), 0)
+        self._deaths_in_a_row[child.number, is_at_work] = 0 if was_killed_by_us else deaths + 1
+        longest = _LONGEST_RESPAWN_AT_WORK_SECONDS if is_at_work else _LONGEST_RESPAWN_SECONDS
         pause = min(longest, _FIRST_RESPAWN_SECONDS * 2 ** min(deaths, 10))
         self._respawn_at[child.number] = now + (pause * random.uniform(0.5, 1) if deaths else 0.0)
 
@@ -388,10 +431,11 @@ class Nursery:
             child.close()
 
 
-def _message(serial: int, row: ClaimedRow, queue: str) -> list[Any]:
+def _message(held: Held) -> list[Any]:
     """Give an attempt in the form of the wire."""
+    row = held.row
     return [
-        serial,
+        held.serial,
         row.job_id,
         row.attempt,
         row.task,
@@ -399,17 +443,23 @@ def _message(serial: int, row: ClaimedRow, queue: str) -> list[Any]:
         row.timeout_seconds or None,
         row.max_attempts,
         row.crashes,
-        queue,
+        held.queue,
         row.idempotency_key,
         row.headers,
+        row.token if held.is_transactional or row.idempotency_key is not None else "",
     ]
 
 
 def _outcome_of_kill(held: Held) -> Outcome:
     if held.kill_reason == "cancel":
-        return Outcome(Ending.CANCELLED, "cancelled on request; it did not stop, so its process was killed")
+        return Outcome(
+            Ending.CANCELLED,
+            "cancelled on request; it did not stop, so its process was killed",
+            is_unsure=True,
+        )
     return Outcome(
         Ending.FAILED,
         f"timed out after {held.row.timeout_seconds:g} s; "
         "its handler did not stop, so its process was killed",
+        is_unsure=True,
     )

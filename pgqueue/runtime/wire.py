@@ -1,14 +1,14 @@
 """Messages between parent and child: JSON lists with a length in front, over one socket pair.
 
 Parent to child:  ["run", pool, [[serial, job_id, attempt, task, args, seconds, max_attempts, crashes,
-                   queue, idempotency_key, headers], …]]
+                   queue, idempotency_key, headers, token], …]]
                   ["cancel", [serial, …]]    stop these, somebody asked for it
                   ["lost", [serial, …]]      stop these, they are not ours any more
                   ["dsn", text]              the database found, for what handlers enqueue
                   ["stop"]                   start nothing more, give back what has not started
 Child to parent:  ["hello", {…}]             what the application defines
                   ["failed", text]           the application could not be loaded
-                  ["done", [[serial, seconds, ending, text, seconds, note], …]]
+                  ["done", [[serial, seconds, ending, text, seconds, note, is_unsure], …]]
                   ["progress", [[serial, {…}], …]]
 
 A serial is the parent's number of one dispatched attempt: a job can come back to the same worker

@@ -20,6 +20,7 @@ from pgqueue.dsn import resolve
 from pgqueue.errors import ConfigurationError
 from pgqueue.model.outcome import RELEASED
 from pgqueue.runtime.bell import Bell
+from pgqueue.runtime.breakers import Breakers
 from pgqueue.runtime.feeder import Feeder
 from pgqueue.runtime.finisher import Finished, Finisher
 from pgqueue.runtime.launch import Launch
@@ -30,6 +31,7 @@ from pgqueue.runtime.log import Log
 from pgqueue.runtime.maintenance import Maintenance
 from pgqueue.runtime.notify import Notifier
 from pgqueue.runtime.nursery import Nursery
+from pgqueue.runtime.scheduler import Scheduler
 from pgqueue.sql import attempts
 
 # Exit codes, as documented.
@@ -55,6 +57,7 @@ class Worker:
         self._must_end_now = False
         self._ending = asyncio.Event()
         self._wake = asyncio.Event()
+        self._questions: set[asyncio.Task[None]] = set()
         # When the last of the jobs we gave back for later comes due; monotonic.
         self._due_back_at = 0.0
         self._outage = Outage(self._log)
@@ -106,17 +109,31 @@ class Worker:
             if held.serial not in self._ledger.held or held.is_lost:
                 continue
             match verdict:
+                case "lost" if held.is_transactional and not held.is_finishing:
+                    self._question(held)
                 case "lost" if not held.is_finishing:
-                    self._nursery.lose(held, "its lease had run out")
+                    self._lose(held)
                 case "cancel" if held.kill_at == math.inf and not held.is_finishing:
                     held.kill_at = time.monotonic() + self._settings.kill_grace_seconds
                     held.child.cancel([held.serial])
 
-    def _on_lease_trouble(self, error: BaseException | None) -> None:
+    def _lose(self, held: Held) -> None:
+        self._nursery.lose(held, "its lease had run out")
+
+    def _question(self, held: Held) -> None:
+        """Ask whether an attempt has ended itself or was taken from us; either way its row is gone."""
+        if not held.is_questioned:
+            held.is_questioned = True
+            question = asyncio.create_task(self._finisher.settle_or_lose(held, self._lose))
+            self._questions.add(question)
+            question.add_done_callback(self._questions.discard)
+
+    def _on_lease_trouble(self, error: BaseException | None, heard_at: float) -> None:
         if error is None:
             self._outage.ends("lease")
+            self._wake.set()
         else:
-            self._outage.begins("lease", error)
+            self._outage.begins("lease", error, heard_at)
 
     # Working.
 
@@ -142,6 +159,7 @@ class Worker:
         self._finisher = Finisher(
             link=finish,
             ledger=self._ledger,
+            worker_id=self._id,
             unknown_task_grace_seconds=0.0 if settings.until_empty else settings.unknown_task_grace_seconds,
             on_retry=lambda seconds: self._expect_back(maintenance, seconds),
             log=self._log,
@@ -156,7 +174,23 @@ class Worker:
             lease_seconds=settings.lease_seconds,
             kill_grace_seconds=settings.kill_grace_seconds,
             retention_seconds=settings.retention_seconds,
+            key_retention_seconds=settings.key_retention_seconds,
             definitions=lambda: hello["tasks"],
+            rate_limits=hello["rate_limits"],
+            log=self._log,
+        )
+        scheduler = Scheduler(
+            link=finish,
+            app=launch.app,
+            definitions=hello["schedules"],
+            keep_seconds=settings.retention_seconds,
+            log=self._log,
+        )
+        breakers = Breakers(
+            link=claim,
+            ledger=self._ledger,
+            tasks=hello["tasks"],
+            declared=hello["breakers"],
             log=self._log,
         )
         feeder = Feeder(
@@ -167,6 +201,7 @@ class Worker:
             lease_seconds=settings.lease_seconds,
             poll_seconds=settings.poll_seconds,
             dispatch=self._nursery.dispatch,
+            breakers=breakers,
             free_slots=self._nursery.free_slots,
             wake=self._wake,
             log=self._log,
@@ -179,19 +214,22 @@ class Worker:
             on_verdicts=self._on_verdicts,
             on_trouble=self._on_lease_trouble,
         )
-        await self._nursery.fill(dsn, self._finisher)
-        since = await self._first_contact(finish, maintenance)
+        await self._nursery.fill(dsn, self._finisher, breakers)
+        since = await self._first_contact(finish, maintenance, breakers)
         lease.start()
         tasks = {
             asyncio.create_task(feeder.run(), name="feeder"),
             asyncio.create_task(self._finisher.run(), name="finisher"),
             asyncio.create_task(maintenance.run(), name="maintenance"),
+            asyncio.create_task(breakers.run(), name="breakers"),
             asyncio.create_task(self._nursery.watch(), name="children"),
         }
         # Apart from the others: it may end early, and ends last.
         report = asyncio.create_task(self._notifier.report(self._status, lambda: _turns(lease)))
         if settings.until_empty:
             tasks.add(asyncio.create_task(self._end_when_empty(finish, feeder), name="until-empty"))
+        else:  # what is there is worked off; ticks would add to it
+            tasks.add(asyncio.create_task(scheduler.run(), name="scheduler"))
         for task in tasks:
             task.add_done_callback(self._say_if_broken)
         self._log.info(
@@ -216,12 +254,14 @@ class Worker:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2.0):
                 await maintenance.leave()
+                await breakers.leave()
         await asyncio.to_thread(lease.stop)
-        for task in (*tasks, ending, report):
+        for task in (*tasks, ending, report, *self._questions):
             task.cancel()
         await asyncio.gather(*tasks, ending, report, return_exceptions=True)
         broken = [task for task in tasks if not task.cancelled() and task.exception()]
         await finish.close()
+        await claim.close()
         counts = self._ledger.counts
         self._log.info(
             "worker ended",
@@ -238,7 +278,7 @@ class Worker:
             return FAILED
         return DEAD_JOBS if dead else DONE
 
-    async def _first_contact(self, link: Link, maintenance: Maintenance) -> str:
+    async def _first_contact(self, link: Link, maintenance: Maintenance, breakers: Breakers) -> str:
         """Reach the database for the first time; gives its clock's time.
 
         An outage that begins just now is ridden out like any other.
@@ -251,6 +291,7 @@ class Worker:
                         f"PostgreSQL {version} is too old: pgqueue needs {_OLDEST_SERVER} or newer"
                     )
                 await maintenance.register()
+                await breakers.start()
             except DatabaseLost:
                 if self._ending.is_set():
                     return "now"

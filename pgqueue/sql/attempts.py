@@ -78,6 +78,25 @@ def complete(
     )
 
 
+def complete_once(
+    job_ids: Sequence[int],
+    tokens: Sequence[str],
+    keys: Sequence[str],
+    results: Sequence[str | None],
+    reasons: Sequence[str | None],
+) -> Statement[list[int]]:
+    return Statement(
+        _TEXT["complete_once"],
+        {
+            **_attempts(job_ids, tokens),
+            "keys": list(keys),
+            "results": list(results),
+            "reasons": list(reasons),
+        },
+        column,
+    )
+
+
 def fail(
     job_ids: Sequence[int],
     tokens: Sequence[str],
@@ -85,6 +104,7 @@ def fail(
     retry_seconds: Sequence[float | None],
     is_dead: Sequence[bool],
     is_cancelled: Sequence[bool],
+    is_unsure: Sequence[bool],
 ) -> Statement[dict[int, str]]:
     return Statement(
         _TEXT["fail"],
@@ -94,6 +114,7 @@ def fail(
             "retry_seconds": list(retry_seconds),
             "is_dead": list(is_dead),
             "is_cancelled": list(is_cancelled),
+            "is_unsure": list(is_unsure),
         },
         _pairs,
     )
@@ -104,6 +125,8 @@ def release(
     tokens: Sequence[str],
     reason: str | None = None,
     delay_seconds: Sequence[float | None] | None = None,
+    *,
+    is_unsure: bool = False,
 ) -> Statement[dict[int, str]]:
     return Statement(
         _TEXT["release"],
@@ -111,6 +134,7 @@ def release(
             **_attempts(job_ids, tokens),
             "reason": reason,
             "delay_seconds": None if delay_seconds is None else list(delay_seconds),
+            "is_unsure": is_unsure,
         },
         _pairs,
     )
@@ -126,8 +150,33 @@ def note_progress(job_ids: Sequence[int], tokens: Sequence[str], progress: Seque
     )
 
 
-def landed(job_ids: Sequence[int], tokens: Sequence[str]) -> Statement[list[int]]:
-    return Statement(_TEXT["landed"], _attempts(job_ids, tokens), column)
+def landed(
+    job_ids: Sequence[int],
+    tokens: Sequence[str],
+    attempts: Sequence[int],
+    ages: Sequence[float],
+    reasons: Sequence[str | None],
+    worker_id: str,
+    *,
+    goes_on: bool,
+) -> Statement[dict[int, str]]:
+    """Find which attempts were ended by a statement whose answer got lost, and as what.
+
+    `ages` are their jobs' `age_seconds` at the claim, `reasons` what that statement gave. With `goes_on`
+    it was one that leaves the job in the queue.
+    """
+    return Statement(
+        _TEXT["landed"],
+        {
+            **_attempts(job_ids, tokens),
+            "attempts": list(attempts),
+            "ages": list(ages),
+            "reasons": list(reasons),
+            "worker_id": worker_id,
+            "goes_on": goes_on,
+        },
+        _pairs,
+    )
 
 
 def release_orphans(worker_id: str, held_ids: Sequence[int]) -> Statement[dict[int, str]]:

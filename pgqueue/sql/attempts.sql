@@ -22,19 +22,27 @@ FROM {{schema}}.complete(
     %(job_ids)s::bigint[], %(tokens)s::uuid[], %(results)s::jsonb[], %(reasons)s::text[]
 ) AS completed (job_id);
 
+-- name: complete_once
+-- The same for attempts whose effect was begun by its key: the keys are done as well.
+SELECT job_id
+FROM {{schema}}.complete_once(
+    %(job_ids)s::bigint[], %(tokens)s::uuid[], %(keys)s::text[], %(results)s::jsonb[], %(reasons)s::text[]
+) AS completed (job_id);
+
 -- name: fail
 -- End attempts as failed; gives the new state of each job that was still ours.
 SELECT job_id, state
 FROM {{schema}}.fail_many(
     %(job_ids)s::bigint[], %(tokens)s::uuid[], %(errors)s::text[], %(retry_seconds)s::double precision[],
-    %(is_dead)s::boolean[], %(is_cancelled)s::boolean[]
+    %(is_dead)s::boolean[], %(is_cancelled)s::boolean[], is_unsure => %(is_unsure)s::boolean[]
 );
 
 -- name: release
 -- Give attempts back; gives the new state of each job that was still ours.
 SELECT job_id, state
 FROM {{schema}}.release(
-    %(job_ids)s::bigint[], %(tokens)s::uuid[], false, %(reason)s::text, %(delay_seconds)s::double precision[]
+    %(job_ids)s::bigint[], %(tokens)s::uuid[], false, %(reason)s::text, %(delay_seconds)s::double precision[],
+    %(is_unsure)s::boolean
 );
 
 -- name: crash
@@ -63,17 +71,40 @@ FROM held
 WHERE job.ctid = held.place;
 
 -- name: landed
--- Which of these attempts ended under this token: the answer to "did my COMMIT land?"
-SELECT asked.job_id
-FROM unnest(%(job_ids)s::bigint[], %(tokens)s::uuid[]) AS asked (job_id, token)
-WHERE EXISTS (
-    SELECT FROM {{schema}}.finished_jobs AS finished
-    WHERE finished.id = asked.job_id AND finished.claim_token = asked.token
-)
-OR EXISTS (
-    SELECT FROM {{schema}}.dead_jobs AS dead
-    WHERE dead.id = asked.job_id AND dead.claim_token = asked.token
-);
+-- Which of these attempts we ended ourselves, and the state that gave: the answer to "did my COMMIT land?"
+-- A job that we completed has succeeded under our token. Of any other its history tells, whether it stayed in
+-- the queue or left it: whoever else ends an attempt of ours, because its lease ran out, leaves a line there,
+-- and so do we unless the reason is NULL.
+SELECT asked.job_id, CASE WHEN job.claim_token = asked.token THEN job.state ELSE 'ready' END
+FROM unnest(
+    %(job_ids)s::bigint[], %(tokens)s::uuid[], %(attempts)s::integer[], %(ages)s::double precision[],
+    %(reasons)s::text[]
+) AS asked (job_id, token, attempt, age_seconds, reason)
+CROSS JOIN LATERAL (
+    SELECT live.claim_token, live.state, live.created_at, live.errors
+    FROM {{schema}}.jobs AS live
+    WHERE live.id = asked.job_id
+    UNION ALL
+    SELECT finished.claim_token, finished.state, finished.created_at, finished.errors
+    FROM {{schema}}.finished_jobs AS finished
+    WHERE finished.id = asked.job_id
+    UNION ALL
+    SELECT dead.claim_token, 'dead', dead.created_at, dead.errors
+    FROM {{schema}}.dead_jobs AS dead
+    WHERE dead.id = asked.job_id
+) AS job
+CROSS JOIN LATERAL (
+    SELECT count(*) AS lines, count(*) FILTER (WHERE line.said ->> 'error' = left(asked.reason, 8000)) AS ours
+    FROM jsonb_array_elements(job.errors) AS line (said)
+    WHERE CASE WHEN line.said ->> 'worker_id' = %(worker_id)s::text
+                AND line.said ->> 'attempt' = asked.attempt::text
+               THEN (line.said ->> 'at')::timestamptz >= job.created_at + make_interval(secs => asked.age_seconds)
+               ELSE false END
+) AS history
+WHERE CASE WHEN %(goes_on)s::boolean
+           THEN (job.claim_token IS DISTINCT FROM asked.token OR job.state <> 'running')
+                AND CASE WHEN asked.reason IS NULL THEN history.lines = 0 ELSE history.ours > 0 END
+           ELSE job.claim_token = asked.token AND job.state = 'succeeded' END;
 
 -- name: release_orphans
 -- Give back what this worker claimed without hearing of it: the connection broke under the answer.
@@ -119,13 +150,20 @@ FROM {{schema}}.sweep(%(after_key)s::text);
 SELECT {{schema}}.make_partitions(%(days)s::integer);
 
 -- name: count_remaining
--- Jobs of these queues that a worker should still wait for: whatever is due or runs, and retries.
+-- Jobs of these queues that a worker should still wait for: whatever is due, runs or waits for a rate limit or
+-- a circuit breaker, and retries.
 SELECT count(*)
 FROM (
     SELECT
     FROM {{schema}}.jobs AS job
     WHERE job.queue = ANY (%(queues)s::text[])
-      AND (job.state <> 'scheduled' OR job.attempt > 0 OR job.run_at <= clock_timestamp())
+      AND (
+          job.state <> 'scheduled'
+          OR job.attempt > 0
+          OR job.run_at <= clock_timestamp()
+          OR job.rate_parked_at IS NOT NULL
+          OR job.run_at IN (SELECT breaker.parked_until FROM {{schema}}.breakers AS breaker)
+      )
     LIMIT 1
 ) AS remaining;
 

@@ -32,16 +32,7 @@ class Enqueued(NamedTuple):
 
 
 def enqueue(job: NewJob) -> Statement[Enqueued]:
-    """Add one job.
-
-    Only with a unique key, the caller's or its task's in the database, is there more than one
-    outcome; asking for it takes the slower function.
-    """
-    if job.unique_key is not None or job.queue is None:
-        return Statement(
-            _TEXT["enqueue_many"], {"jobs": f"[{_member(job)}]"}, lambda found: _enqueued(found)[0]
-        )
-    return Statement(_TEXT["enqueue"], _parameters(job), lambda found: Enqueued(found[0][0], "inserted"))
+    return Statement(_TEXT["enqueue"], _parameters(job), lambda found: _enqueued(found)[0])
 
 
 def enqueue_many(jobs: Iterable[NewJob]) -> Iterator[Statement[list[Enqueued]]]:
@@ -87,6 +78,8 @@ def _parameters(job: NewJob) -> dict[str, Any]:
         "idempotency_key": job.idempotency_key,
         "headers": None if job.headers is None else _write(job.headers),
         "delay_seconds": job.delay_seconds,
+        "unique_until": job.unique_until,
+        "max_delay_seconds": job.max_delay_seconds,
     }
 
 
@@ -109,7 +102,16 @@ def _member(job: NewJob) -> str:
     return f'{shared}, {_write(own)[1:-1]}, "args": {job.args}}}'
 
 
-_OWN = ("run_at", "delay_seconds", "concurrency_key", "unique_key", "idempotency_key", "headers")
+_OWN = (
+    "run_at",
+    "delay_seconds",
+    "max_delay_seconds",
+    "concurrency_key",
+    "unique_key",
+    "unique_until",
+    "idempotency_key",
+    "headers",
+)
 
 
 @lru_cache(maxsize=1024)

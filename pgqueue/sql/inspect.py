@@ -67,6 +67,9 @@ class JobDetails:
     worker_host: str | None
     worker_pid: int | None
     queue_is_paused: bool
+    queue_paused_until: datetime | None
+    queue_max_running: int | None
+    queue_reason: str | None
     concurrency_key: str | None
     concurrency_limit: int | None
     concurrency_holders: list[int]
@@ -74,6 +77,7 @@ class JobDetails:
     idempotency_key: str | None
     rate_key: str | None
     rate_parked_at: datetime | None
+    parked_by_breaker: str | None
     reason: str | None
     args: JsonText
     headers: JsonText | None
@@ -122,9 +126,30 @@ class DeadFilter:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveFilter:
+    """Which live jobs are meant: all in these states that match everything that is given."""
+
+    states: Sequence[str]
+    queue: str | None = None
+    task: str | None = None
+    older_than_seconds: float | None = None
+
+    def params(self) -> dict[str, object]:
+        return {
+            "states": list(self.states),
+            "queue": self.queue,
+            "task": self.task,
+            "older_than_seconds": self.older_than_seconds,
+        }
+
+
 @dataclass(frozen=True, slots=True)
 class QueueSummary:
-    """A queue at a glance. The numbers of the states in `lower_bounds` are at least what they say."""
+    """A queue at a glance. The numbers of the states in `lower_bounds` are at least what they say.
+
+    `reason` is what an operator said when it was paused or limited.
+    """
 
     queue: str
     ready: int
@@ -134,8 +159,12 @@ class QueueSummary:
     dead: int
     oldest_ready_seconds: float | None
     is_paused: bool
+    paused_until: datetime | None
+    max_running: int | None
+    reason: str | None
     workers: int
     lower_bounds: list[str]
+    seen_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +210,10 @@ def show_job(job_id: int) -> Statement[JobDetails | None]:
 
 
 def job_states(job_ids: Sequence[int]) -> Statement[dict[int, str]]:
-    """Give the state of each of these jobs that exists; `rate_limited` for one in the line of its limit."""
+    """Give the state of each of these jobs that exists.
+
+    `rate_limited` for one in the line of its limit, `parked_by_breaker` for one that waits for that.
+    """
     return Statement(_SQL["job_states"], {"job_ids": list(job_ids)}, lambda rows: dict(map(_pair, rows)))
 
 
@@ -196,6 +228,19 @@ def count_dead(which: DeadFilter) -> Statement[tuple[int, datetime]]:
 def next_dead(which: DeadFilter, above_id: int, until: datetime, limit: int) -> Statement[list[int]]:
     params = {**which.params(), "above_id": above_id, "until": until, "limit": limit}
     return Statement(_SQL["next_dead"], params, column)
+
+
+def count_live(which: LiveFilter) -> Statement[tuple[dict[str, int], datetime]]:
+    return Statement(
+        _SQL["count_live"],
+        which.params(),
+        lambda rows: ({row[0]: row[1] for row in rows if row[0] is not None}, rows[0][2]),
+    )
+
+
+def next_live(which: LiveFilter, above_id: int, until: datetime, limit: int) -> Statement[list[int]]:
+    params = {**which.params(), "above_id": above_id, "until": until, "limit": limit}
+    return Statement(_SQL["next_live"], params, column)
 
 
 def list_queues(cap: int = COUNT_CAP) -> Statement[list[QueueSummary]]:
@@ -239,13 +284,18 @@ def _with_documents(row: Row, count: int) -> list[Any]:
 
 
 def _queue_summary(row: Row, cap: int) -> QueueSummary:
-    queue, ready, scheduled, blocked, running, dead, oldest, is_paused, workers, cut = row
+    queue, ready, scheduled, blocked, running, dead, oldest = row[:7]
+    is_paused, paused_until, max_running, reason, workers, cut, seen_at = row[7:]
     counts = {"ready": ready, "scheduled": scheduled, "blocked": blocked, "running": running, "dead": dead}
     return QueueSummary(
         queue=queue,
         **{state: min(jobs, cap) for state, jobs in counts.items()},
         oldest_ready_seconds=oldest,
         is_paused=is_paused,
+        paused_until=paused_until,
+        max_running=max_running,
+        reason=reason,
         workers=workers,
         lower_bounds=[state for state, jobs in counts.items() if jobs > cap or state in cut],
+        seen_at=seen_at,
     )

@@ -221,7 +221,10 @@ SELECT
     found.worker_id,
     worker.host,
     worker.pid,
-    coalesce(queue.is_paused, false),
+    coalesce(queue.is_paused AND coalesce(queue.paused_until > clock_timestamp(), true), false),
+    queue.paused_until,
+    queue.max_running,
+    queue.reason,
     found.concurrency_key,
     found.concurrency_limit,
     ARRAY(
@@ -236,6 +239,14 @@ SELECT
     found.idempotency_key,
     found.rate_key,
     found.rate_parked_at,
+    (
+        SELECT breaker.name
+        FROM {{schema}}.breakers AS breaker
+        WHERE found.state = 'scheduled'
+          AND breaker.parked_until = found.run_at
+        ORDER BY breaker.name
+        LIMIT 1
+    ),
     found.reason,
     found.args::text,
     found.headers::text,
@@ -247,9 +258,17 @@ LEFT JOIN {{schema}}.workers AS worker ON worker.id = found.worker_id
 LEFT JOIN {{schema}}.queues AS queue ON queue.name = found.queue;
 
 -- name: job_states
--- Where these jobs are, for those that are anywhere; a job that waits for a token of its rate limit
--- is told apart, because it is scheduled only in name.
-SELECT job.id, CASE WHEN job.rate_parked_at IS NULL THEN job.state ELSE 'rate_limited' END
+-- Where these jobs are, for those that are anywhere; a job that waits for a token of its rate limit or
+-- for its circuit breaker is told apart, because it is scheduled only in name.
+SELECT job.id,
+    CASE
+        WHEN job.rate_parked_at IS NOT NULL THEN 'rate_limited'
+        WHEN job.state = 'scheduled' AND EXISTS (
+            SELECT FROM {{schema}}.breakers AS breaker
+            WHERE breaker.parked_until = job.run_at
+        ) THEN 'parked_by_breaker'
+        ELSE job.state
+    END
 FROM {{schema}}.jobs AS job
 WHERE job.id = ANY (%(job_ids)s::bigint[])
 UNION ALL
@@ -260,6 +279,40 @@ UNION ALL
 SELECT job.id, 'dead'
 FROM {{schema}}.dead_jobs AS job
 WHERE job.id = ANY (%(job_ids)s::bigint[]);
+
+-- name: count_live
+-- How many live jobs match, by state, and the instant of the count: what is made later is left alone by a run
+-- that was told these numbers.
+SELECT counted.state, counted.jobs, clock_timestamp()
+FROM (SELECT) AS one
+LEFT JOIN (
+    SELECT job.state, count(*) AS jobs
+    FROM {{schema}}.jobs AS job
+    WHERE job.state = ANY (%(states)s::text[])
+      AND (%(queue)s::text IS NULL OR job.queue = %(queue)s::text)
+      AND (%(task)s::text IS NULL OR job.task = %(task)s::text)
+      AND (
+          %(older_than_seconds)s::double precision IS NULL
+          OR job.created_at < clock_timestamp() - make_interval(secs => %(older_than_seconds)s::double precision)
+      )
+    GROUP BY job.state
+) AS counted ON true;
+
+-- name: next_live
+-- The next ids of a run over live jobs: each is met once.
+SELECT job.id
+FROM {{schema}}.jobs AS job
+WHERE job.id > %(above_id)s::bigint
+  AND job.created_at <= %(until)s::timestamptz
+  AND job.state = ANY (%(states)s::text[])
+  AND (%(queue)s::text IS NULL OR job.queue = %(queue)s::text)
+  AND (%(task)s::text IS NULL OR job.task = %(task)s::text)
+  AND (
+      %(older_than_seconds)s::double precision IS NULL
+      OR job.created_at < %(until)s::timestamptz - make_interval(secs => %(older_than_seconds)s::double precision)
+  )
+ORDER BY job.id
+LIMIT %(limit)s::integer;
 
 -- name: list_dead
 -- Dead letters that match, the latest first.
@@ -427,14 +480,18 @@ SELECT
     CASE WHEN ready.jobs > 0 THEN
         greatest(extract(epoch FROM clock_timestamp() - ready.run_at), 0)::double precision
     END,
-    coalesce(queue.is_paused, false),
+    coalesce(queue.is_paused AND coalesce(queue.paused_until > clock_timestamp(), true), false),
+    queue.paused_until,
+    queue.max_running,
+    queue.reason,
     coalesce(served.workers, 0),
     array_remove(ARRAY[
         CASE WHEN total.scheduled > %(cap)s::integer * 10 THEN 'scheduled' END,
         CASE WHEN total.blocked > %(cap)s::integer * 10 THEN 'blocked' END,
         CASE WHEN total.running > %(cap)s::integer * 10 THEN 'running' END,
         CASE WHEN total.dead > %(cap)s::integer * 10 THEN 'dead' END
-    ], NULL)
+    ], NULL),
+    clock_timestamp()
 FROM named
 CROSS JOIN total
 LEFT JOIN ready ON ready.queue = named.queue

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
-from pgqueue.sql import Row, Statement, column, load
+from pgqueue.sql import Row, Statement, column, load, nothing
 
 _SQL = load("operate")
 
@@ -27,6 +28,30 @@ def redrive(job_ids: Sequence[int], extra_attempts: int) -> Statement[dict[int, 
 def purge_dead(job_ids: Sequence[int]) -> Statement[list[int]]:
     """Delete dead letters; gives the ids of those that were there."""
     return Statement(_SQL["purge_dead"], {"job_ids": list(job_ids)}, column)
+
+
+def pause_queues(
+    queues: Sequence[str] | None, seconds: float | None, until: datetime | None, reason: str | None
+) -> Statement[list[str]]:
+    """Pause these queues, or all that are known, for so long or until then; gives their names."""
+    params = {
+        "queues": None if queues is None else list(queues),
+        "seconds": seconds,
+        "until": until,
+        "reason": reason,
+    }
+    return Statement(_SQL["pause_queues"], params, column)
+
+
+def resume_queues(queues: Sequence[str] | None, max_running: int | None) -> Statement[list[str]]:
+    """Resume these queues, or all that are paused; gives their names."""
+    params = {"queues": None if queues is None else list(queues), "max_running": max_running}
+    return Statement(_SQL["resume_queues"], params, column)
+
+
+def limit_queue(queue: str, max_running: int | None, reason: str | None) -> Statement[None]:
+    params = {"queue": queue, "max_running": max_running, "reason": reason}
+    return Statement(_SQL["limit_queue"], params, nothing)
 
 
 def _outcomes(rows: Sequence[Row]) -> dict[int, str]:

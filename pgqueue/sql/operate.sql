@@ -8,7 +8,7 @@ FROM {{schema}}.cancel(%(job_ids)s::bigint[], %(reason)s::text) AS cancelled;
 
 -- name: run_now
 -- Make scheduled jobs ready at once and wake a worker. One that waits for a token of its rate limit
--- stays in its line. The guard on the state is checked again on the newest version of the row, so a
+-- stays in its line, one that waits for its circuit breaker goes on waiting. The guard on the state is checked again on the newest version of the row, so a
 -- job promoted, cancelled or parked meanwhile is left alone.
 WITH held AS MATERIALIZED (
     SELECT job.id
@@ -16,6 +16,10 @@ WITH held AS MATERIALIZED (
     WHERE job.id = ANY (%(job_ids)s::bigint[])
       AND job.state = 'scheduled'
       AND job.rate_parked_at IS NULL
+      AND NOT EXISTS (
+          SELECT FROM {{schema}}.breakers AS breaker
+          WHERE breaker.parked_until = job.run_at
+      )
     ORDER BY job.id
     FOR NO KEY UPDATE
 ),
@@ -56,3 +60,21 @@ DELETE FROM {{schema}}.dead_jobs AS job
 USING held
 WHERE job.id = held.id
 RETURNING job.id;
+
+-- name: pause_queues
+-- Start nothing more in these queues, or in all that are known, for so long or until then; gives their names.
+SELECT paused.name
+FROM {{schema}}.pause_queues(
+    %(queues)s::text[], %(reason)s::text, %(seconds)s::double precision, %(until)s::timestamptz
+) AS paused (name)
+ORDER BY paused.name;
+
+-- name: resume_queues
+-- Go on in these queues, or in all that are paused, and wake their workers; gives their names.
+SELECT resumed.name
+FROM {{schema}}.resume_queues(%(queues)s::text[], %(max_running)s::integer) AS resumed (name)
+ORDER BY resumed.name;
+
+-- name: limit_queue
+-- Let at most so many jobs of a queue run at a time; NULL: no limit.
+SELECT {{schema}}.limit_queue(%(queue)s::text, %(max_running)s::integer, %(reason)s::text);

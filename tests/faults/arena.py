@@ -38,7 +38,7 @@ HISTORY = Path(__file__).with_name("history.sql")
 
 # Production's settings but for what makes the log countable and the server small enough to be filled up.
 SERVER_SETTINGS = {
-    "max_connections": 90,
+    "max_connections": 200,
     "log_line_prefix": "%m [%p] %e %a: ",
     "log_error_verbosity": "terse",
     "log_min_error_statement": "panic",
@@ -52,19 +52,24 @@ CHANGED_SETTINGS = (
     "synchronous_standby_names",
     "wal_writer_delay",
     "bgwriter_lru_maxpages",
+    "autovacuum",
 )
 
 
 class Server:
-    """A durable server, to stop, kill and start again at will."""
+    """A server to stop, kill and start again at will.
 
-    def __init__(self, folder: Path) -> None:
+    One that is not durable keeps what it has given to the kernel, so it loses nothing by being killed.
+    """
+
+    def __init__(self, folder: Path, *, is_durable: bool) -> None:
         self.folder = folder
+        self._settings = {**SERVER_SETTINGS, **({} if is_durable else {"fsync": "off"})}
         self._lease: embedded.Server | None = None
         self.start()
 
     def start(self) -> None:
-        self._lease = embedded.start(self.folder, settings=SERVER_SETTINGS)
+        self._lease = embedded.start(self.folder, settings=self._settings)
 
     @property
     def lease(self) -> embedded.Server:
@@ -129,7 +134,7 @@ class Server:
         if self._lease is not None:
             self.thaw()
             with contextlib.suppress(Exception):
-                self._lease.stop()
+                self.stop_at_once()
             self._lease.close()
             self._lease = None
 
@@ -154,11 +159,16 @@ class Process:
         self._read_to = 0
         self._events: Counter[str] = Counter()
         self._starts_before = 0
+        self._began_at = 0.0
+        self._has_started = False
+        # Of all its lives.
+        self.slowest_start_seconds = 0.0
 
     def start(self) -> Self:
         self.lives += 1
         self.ends_expected, self.expected_code = False, None
         self._starts_before = self.count("worker started") if self.lives > 1 else 0
+        self._began_at, self._has_started = time.monotonic(), False
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("PG")},
             "PGQUEUE_DSN": self.dsn,
@@ -198,7 +208,15 @@ class Process:
     @property
     def has_started(self) -> bool:
         """Whether this life of a worker has got as far as claiming."""
-        return self.count("worker started") > self._starts_before
+        self.look()
+        return self._has_started
+
+    def look(self) -> None:
+        """Notice when a worker has started, and how long that took."""
+        if not self._has_started and self.count("worker started") > self._starts_before:
+            self._has_started = True
+            seconds = time.monotonic() - self._began_at
+            self.slowest_start_seconds = max(self.slowest_start_seconds, seconds)
 
     def children(self) -> list[int]:
         return sorted(pid for pid in children_of(self.pid) if is_alive(pid))
@@ -265,7 +283,7 @@ def log_lines(log: Path) -> Iterator[dict[str, Any]]:
 class Arena:
     """A folder, a server with a migrated template, and every process started in it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, is_durable: bool = True) -> None:
         self.folder = folder
         self.logs = folder / "logs"
         self.temporary = folder / "tmp"
@@ -275,7 +293,7 @@ class Arena:
         # Found by nobody: neither in a log nor on a command line.
         self.secret = f"marker-{os.urandom(8).hex()}"
         self.processes: list[Process] = []
-        self.server = Server(folder / "server")
+        self.server = Server(folder / "server", is_durable=is_durable)
         try:
             self._make_template()
         except BaseException:

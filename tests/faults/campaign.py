@@ -6,17 +6,21 @@ What is promised is checked against journals and a history that the queue knows 
 from __future__ import annotations
 
 import json
+import re
+import statistics
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psycopg
 
+from pgqueue.runtime import link
 from tests.faults.arena import Arena, Process, log_lines, until
 from tests.faults.invariants import Database, Evidence, Verdict, Watch, check, wait_for_drain
+from tests.faults.jobs import ASIDE_THREADS, TRANSACTIONAL
 from tests.faults.journal import Enqueues, Journal
 from tests.faults.nemesis import Nemesis
 from tests.faults.producer import CROSSED_KEYS, QUEUES, SINGLE_KEYS
@@ -24,9 +28,26 @@ from tests.faults.proxy import Proxy
 
 DBNAME = "campaign"
 LEASE_SECONDS = 2.0
-# The longest pause between two tries to connect is 5 s; then come a poll, a claim, and a busy machine.
-RECOVERY_SECONDS = 10.0
+# Half of it may be the pause between two tries to connect; then come a poll, a claim, and a busy machine.
+RECOVERY_SECONDS = 2 * link._LONGEST_PAUSE_SECONDS
+# Longer than this no machine takes to start a worker that has nothing wrong with it.
+SLOWEST_START_SECONDS = 10.0
+# A reaper takes back what has expired once it has looked for a lease without a gap, perhaps the second time.
+EXPIRY_SECONDS = 2 * LEASE_SECONDS + 2.0
 FAIR_SECONDS = 3.0
+SCHEDULE = "beat"
+TICK_SECONDS = 2
+MAKE_SCHEDULE = """
+INSERT INTO pgqueue.schedules (name, cron, task, catch_up, catch_up_limit, next_tick)
+VALUES (%s, %s, 'tick', 'all', 1000,
+        to_timestamp(2 * ceil(extract(epoch FROM clock_timestamp()) / 2)::bigint))
+RETURNING next_tick
+"""
+# Connections that broke, a server that has no room or goes away, statements that were cancelled or could not
+# wait, a server that takes no writes; and two handlers that lock each other's rows.
+EXPLAINED = re.compile("08...|53...|57...|55P03|25006")
+HANDLERS_EMBRACE = ("40P01", "handler")
+_ERROR = re.compile(r"\] (\w{5}) ([^:]*): (?:ERROR|FATAL|PANIC):  ")
 IDLE_CONNECTIONS = 4  # of a worker: claim, finish, listen, lease
 
 
@@ -46,10 +67,10 @@ class Size:
 
 SIZES = {
     "smoke": Size(
-        28, workers=3, processes=2, slots=8, producers=3, jobs_per_second=20, crowd=150, drain_seconds=30
+        45, workers=3, processes=2, slots=8, producers=3, jobs_per_second=20, crowd=150, drain_seconds=30
     ),
     "long": Size(
-        600, workers=4, processes=2, slots=12, producers=4, jobs_per_second=25, crowd=600, drain_seconds=90
+        600, workers=4, processes=2, slots=12, producers=4, jobs_per_second=15, crowd=600, drain_seconds=90
     ),
 }
 
@@ -57,7 +78,7 @@ SIZES = {
 class Campaign:
     """One run. `run` gives the verdicts; what was seen on the way is in the arena's logs."""
 
-    def __init__(self, arena: Arena, size: Size, seed: int) -> None:
+    def __init__(self, arena: Arena, size: Size, seed: int, only: Collection[str]) -> None:
         self._arena = arena
         self._size = size
         self._seed = seed
@@ -83,7 +104,7 @@ class Campaign:
             )
             for number in range(size.producers)
         ]
-        self.evidence = Evidence(secret=arena.secret)
+        self.evidence = Evidence(secret=arena.secret, transactional=TRANSACTIONAL)
         self._watch = Watch(lambda: arena.connect(DBNAME, connect_timeout=2), secret=arena.secret)
         self._nemesis = Nemesis(
             arena,
@@ -95,6 +116,7 @@ class Campaign:
             lease_seconds=LEASE_SECONDS,
             recovery_seconds=RECOVERY_SECONDS,
             is_patient=size is SIZES["long"],
+            only=only,
         )
 
     def _options(self, number: int) -> list[str]:
@@ -108,16 +130,17 @@ class Campaign:
         ]
 
     def run(self, seconds: float) -> list[Verdict]:
-        began_at = time.monotonic()
         for worker in self._workers:
             worker.start()
         for worker in self._workers:
             worker.wait_for("worker started", seconds=60)
-        # Who was killed has to start first, and how long that takes is this machine's business.
-        self.evidence.recovery_bound_seconds = RECOVERY_SECONDS + time.monotonic() - began_at
+            worker.look()
         with self._arena.connect(DBNAME) as connection:
             for key in (*SINGLE_KEYS, *CROSSED_KEYS, "crowd"):
                 connection.execute("INSERT INTO faults.counters (key) VALUES (%s)", (key,))
+            self._first_tick = Database(connection).one(
+                MAKE_SCHEDULE, SCHEDULE, f"*/{TICK_SECONDS} * * * * *"
+            )
             descriptors = self._settle(Database(connection))
         for producer in self._producers:
             producer.start()
@@ -129,6 +152,8 @@ class Campaign:
             self._nemesis.retire_producers()
             self._nemesis.heal()
             with self._arena.connect(DBNAME) as connection:
+                # What is asked in the end looks at everything there ever was.
+                connection.execute("SET statement_timeout = 0")
                 return self._conclude(Database(connection), descriptors)
         finally:
             self._watch.stop()
@@ -142,10 +167,10 @@ class Campaign:
 
     def _conclude(self, db: Database, descriptors: int) -> list[Verdict]:
         evidence = self.evidence
-        # With the nemesis gone, a reaper looks for a lease and then takes back what has expired.
-        self._watch.healed(db.one("SELECT clock_timestamp()"), LEASE_SECONDS + 3.0)
+        self._watch.healed(db.one("SELECT clock_timestamp()"), EXPIRY_SECONDS)
+        evidence.ticks_due[SCHEDULE] = self._stop_ticks(db)
         evidence.drain_seconds, evidence.swept = wait_for_drain(db, self._size.drain_seconds)
-        self._send_crowd(db)
+        others = self._send_crowd(db)
         wait_for_drain(db, self._size.drain_seconds)
         if left := db.all("SELECT to_jsonb(j) FROM pgqueue.jobs AS j ORDER BY id LIMIT 100"):
             text = "".join(f"{json.dumps(row)}\n" for (row,) in left)
@@ -155,10 +180,10 @@ class Campaign:
             SELECT extract(epoch FROM min(h.at) - b.at)::double precision
             FROM faults.history AS b
             JOIN faults.history AS h ON h.job_id = b.job_id AND h.event = 'claimed'
-            WHERE b.event = 'born' AND b.run_at > %s::timestamptz AND b.concurrency_key IS NULL
+            WHERE b.event = 'born' AND b.job_id = ANY (%s)
             GROUP BY b.job_id, b.at
             """,
-            self._crowd_at,
+            others,
         )
         evidence.fair_bound_seconds = FAIR_SECONDS
         self._watch.stop()
@@ -167,16 +192,26 @@ class Campaign:
         evidence.enqueues = Enqueues.read(self._arena.logs)
         evidence.cancels = self._nemesis.cancels
         evidence.recoveries, evidence.failures = self._nemesis.recoveries, self._nemesis.failures
+        # Who was killed has to start first, and how long that takes is this machine's business.
+        slowest = max(worker.slowest_start_seconds for worker in self._workers)
+        evidence.recovery_bound_seconds = RECOVERY_SECONDS + min(slowest, SLOWEST_START_SECONDS)
         self._read_logs()
+        self._read_server_log()
         evidence.secret_logs = [*self._arena.logs.iterdir(), self._arena.server.log]
         return check(db, evidence)
 
-    def _send_crowd(self, db: Database) -> None:
-        """Put a crowd of one hot key at the head, and others behind it: how long do these wait?"""
-        journal = Journal(self._arena.logs, "crowd")
-        self._crowd_at = db.one("SELECT clock_timestamp()::text")
+    def _stop_ticks(self, db: Database) -> int:
+        """Wait until what was missed has been caught up with, and pause; gives how many ticks have come."""
+        if not until(lambda: db.one("SELECT next_tick > clock_timestamp() FROM pgqueue.schedules"), 10):
+            self.evidence.failures.append("nobody fires a tick that is due")
+        next_tick = db.one("UPDATE pgqueue.schedules SET is_paused = true RETURNING next_tick")
+        return round((next_tick - self._first_tick).total_seconds() / TICK_SECONDS)
 
-        def send(task: str, count: int, more: str, priority: int) -> None:
+    def _send_crowd(self, db: Database) -> list[int]:
+        """Put a crowd of one hot key at the head, and others behind it; gives the others."""
+        journal = Journal(self._arena.logs, "crowd")
+
+        def send(task: str, count: int, more: str, priority: int) -> list[int]:
             marks = [journal.mark() for _ in range(count)]
             journal.intend(*marks)
             ids = db.column(
@@ -190,21 +225,25 @@ class Campaign:
                 marks,
             )
             journal.acknowledge(marks, ids)
+            return ids
 
         send("count", self._size.crowd, '{"key": "crowd"}', 0)
+        others = []
         for _ in range(20):
-            send("touch", 5, "{}", 1)
+            others += send("touch", 5, "{}", 1)
             time.sleep(0.05)
         journal.close()
+        return others
 
     def _look_for_leaks(self, db: Database, descriptors: int) -> None:
         evidence, workers = self.evidence, self._workers
         # Threads of a pool end, sessions of those who were killed are noticed: give it a moment.
         until(lambda: _count_sessions(db, "pgqueue worker%") == IDLE_CONNECTIONS * len(workers), 10)
-        handlers = self._size.workers * (self._size.slots + 1 + self._size.processes * 10)
+        # Of a worker: its slots, its own queue's, two in the child for suspects, and async handlers' threads.
+        handlers = self._size.slots + 1 + 2 + (self._size.processes + 1) * ASIDE_THREADS
         evidence.leaks = {
             "worker_sessions": (_count_sessions(db, "pgqueue worker%"), IDLE_CONNECTIONS * len(workers)),
-            "handler_sessions": (_count_sessions(db, "handler"), handlers),
+            "handler_sessions": (_count_sessions(db, "handler"), handlers * len(workers)),
             "idle_in_transaction": (
                 db.one(
                     "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%%' AND %s",
@@ -240,31 +279,55 @@ class Campaign:
                 match line.get("event"):
                     case "job succeeded":
                         self.evidence.accepted.append((line["job_id"], line["attempt"], line["worker"]))
+                    case "claim lost" if line["ending"] is None:
+                        self.evidence.lost.append((line["job_id"], line["attempt"]))
                     case "claim lost":
                         self.evidence.refused.append((line["job_id"], line["attempt"]))
                     case "a part of the worker failed" | "outcome refused" | "maintenance failed":
                         self.evidence.failures.append(f"{worker.name}: {line['event']}: {line.get('error')}")
 
-    def summary(self) -> list[str]:
-        """Tell what was done and what came of it, a few lines for people."""
-        evidence = self.evidence
+    def _read_server_log(self) -> None:
+        """Count the server's errors, and blame those that no fault and no handler of ours explains."""
+        self._errors: Counter[str] = Counter()
+        for state, application in _errors(self._arena.server.log):
+            self._errors[state] += 1
+            if not EXPLAINED.match(state) and (state, application) != HANDLERS_EMBRACE:
+                self.evidence.failures.append(f"an error of {application or 'somebody'}: SQLSTATE {state}")
+
+    def summary(self, verdicts: Sequence[Verdict]) -> list[str]:
+        """Tell what was done and what came of it, for people."""
+        facts = {verdict.name: verdict.facts for verdict in verdicts}
         with self._arena.connect(DBNAME) as connection:
-            states = Database(connection).all(
-                "SELECT state, count(*) FROM faults.everywhere GROUP BY state ORDER BY state"
+            states = Counter(
+                dict(Database(connection).all("SELECT state, count(*) FROM faults.everywhere GROUP BY state"))
             )
-        faults = self._nemesis.faults
-        worst: dict[str, float] = {}
-        for name, seconds in evidence.recoveries:
-            worst[name] = max(worst.get(name, 0.0), seconds)
-        slowest = sorted(worst.items(), key=lambda pair: -pair[1])[:5]
+        seconds = [value for _, value in self.evidence.recoveries]
+        bound = self.evidence.recovery_bound_seconds
+        large, small = self._nemesis.faults, self._nemesis.small_faults
         return [
-            f"faults {faults.total()}: " + _counted(faults),
-            "jobs: " + ", ".join(f"{state} {count}" for state, count in states),
-            f"answers lost on the way: {self._proxy.answers_lost}",
-            "slowest recoveries: " + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in slowest),
-            "errors by SQLSTATE: " + _counted(_count_errors(self._arena.server.log)),
-            *([f"seen: {'; '.join(evidence.seen[:5])}"] if evidence.seen else []),
+            *self._fault_table(),
+            f"faults {large.total() + small.total()}: large {large.total()}, small {small.total()}",
+            f"jobs {states.total()}: {_counted(states)}",
+            f"claims {facts['I6']['claims']}: {facts['I6']['extra']} beyond one a job",
+            f"refused writes {facts['I8']['refused_writes']}: outcomes that came too late",
+            f"answers lost on the way {self._proxy.answers_lost}",
+            f"recovery p50 {statistics.median(seconds):.2f} s, max {max(seconds):.2f} s, bound {bound:.2f} s",
+            f"errors by SQLSTATE: {_counted(self._errors)}",
+            *([f"seen: {'; '.join(self.evidence.seen[:5])}"] if self.evidence.seen else []),
         ]
+
+    def _fault_table(self) -> list[str]:
+        """Make a row for each kind of fault: how often it came, and how soon everybody worked again."""
+        recoveries: dict[str, list[float]] = {}
+        for name, seconds in self.evidence.recoveries:
+            recoveries.setdefault(name, []).append(seconds)
+        rows = [
+            f"{name:<28} {count:>5}  "
+            f"{statistics.median(recoveries[name]):>10.2f} s {max(recoveries[name]):>6.2f} s"
+            for name, count in sorted(self._nemesis.faults.items())
+        ]
+        rows += [f"{name:<28} {count:>5}" for name, count in sorted(self._nemesis.small_faults.items())]
+        return [f"{'fault':<28} {'times':>5}  {'recovery p50':>12} {'max':>8}", *rows]
 
 
 def _count_sessions(db: Database, application_name: str) -> int:
@@ -288,21 +351,27 @@ def _count_descriptors(worker: Process) -> int:
     return len(list(Path(f"/proc/{worker.pid}/fd").iterdir()))
 
 
-def _count_errors(log: Path) -> Counter[str]:
-    found: Counter[str] = Counter()
+def _errors(log: Path) -> Iterator[tuple[str, str]]:
+    """Give each error's SQLSTATE and the application that met it."""
     with log.open(errors="replace") as lines:
         for line in lines:
-            head, _, rest = line.partition("] ")
-            if head and rest[6:].partition(": ")[2].startswith(("ERROR:", "FATAL:", "PANIC:")):
-                found[rest[:5]] += 1
-    return found
+            if found := _ERROR.search(line):
+                yield found[1], found[2]
 
 
 def _counted(found: Counter[str]) -> str:
     return ", ".join(f"{name} {count}" for name, count in found.most_common()) or "none"
 
 
-def run(arena: Arena, size_name: str, seconds: float | None, seed: int, say: Any = print) -> bool:
+def run(
+    arena: Arena,
+    size_name: str,
+    seconds: float | None,
+    seed: int,
+    say: Callable[[str], None],
+    *,
+    only: Collection[str] = (),
+) -> bool:
     """Run one campaign, say what came of it, and whether everything held."""
     size = SIZES[size_name]
     seconds = size.seconds if seconds is None else seconds
@@ -312,10 +381,16 @@ def run(arena: Arena, size_name: str, seconds: float | None, seed: int, say: Any
         f"{size.workers} workers of {size.processes} children, {size.producers} producers, "
         f"lease {LEASE_SECONDS:g} s, psycopg {psycopg.__version__}, Python {sys.version.partition(' ')[0]}"
     )
-    campaign = Campaign(arena, size, seed)
+    campaign = Campaign(arena, size, seed, only)
     verdicts = campaign.run(seconds)
-    for line in (*campaign.summary(), *(verdict.line() for verdict in verdicts)):
+    for line in (*campaign.summary(verdicts), *(verdict.line() for verdict in verdicts)):
         say(line)
+    facts = {verdict.name: verdict.facts for verdict in verdicts}
+    over = facts["I3"]["over"] + facts["I6"]["over"]
+    say(
+        f"lost {facts['I1']['lost']}, doubled {facts['I1']['doubled']}, over the limit {over}, "
+        f"leaks {facts['I10']['leaks']}"
+    )
     violated = [verdict.name for verdict in verdicts if verdict.violations]
     said = f"VIOLATED: {', '.join(violated)}" if violated else "all invariants hold"
     say(f"{said} ({time.monotonic() - began_at:.0f} s)")

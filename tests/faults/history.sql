@@ -77,11 +77,12 @@ FOR EACH ROW EXECUTE FUNCTION faults.remember();
 
 -- Every job, wherever it is now.
 CREATE VIEW faults.everywhere AS
-SELECT id, 'live' AS place, state, task, queue, attempt, crashes, claim_token, args, unique_key, NULL AS reason
+SELECT id, 'live' AS place, state, task, queue, attempt, crashes, claim_token, args, headers, unique_key,
+       NULL AS reason
 FROM pgqueue.jobs
 UNION ALL
-SELECT id, 'finished', state, task, queue, attempt, crashes, claim_token, args, unique_key, reason
+SELECT id, 'finished', state, task, queue, attempt, crashes, claim_token, args, headers, unique_key, reason
 FROM pgqueue.finished_jobs
 UNION ALL
-SELECT id, 'dead', 'dead', task, queue, attempt, crashes, claim_token, args, unique_key, reason
+SELECT id, 'dead', 'dead', task, queue, attempt, crashes, claim_token, args, headers, unique_key, reason
 FROM pgqueue.dead_jobs;

@@ -23,7 +23,7 @@ from tests.guarantees.support import OVER_LIMIT, STUCK
 
 # Deaths that no number of attempts explains: the handler or the arguments said that no retry helps.
 HOPELESS = "^(Unrecoverable:|no task '|task '[^']+': )"
-LOST_PROCESS = r"(its process |lease expired|crash)"
+LOST_PROCESS = "^(its process |lease expired|crash|undone, because its session broke off)"
 TAKEN_BACK = "lease expired"
 MAX_CRASHES = 3
 
@@ -72,9 +72,10 @@ class Evidence:
     enqueues: Enqueues = field(default_factory=Enqueues)
     cancels: list[Cancelled] = field(default_factory=list)
     # Each outcome that a worker says was accepted as a success (job, attempt, the worker's first eight
-    # letters), or refused (job, attempt).
+    # letters), or refused (job, attempt); and each attempt that it gave up before it came so far.
     accepted: list[tuple[int, int, str]] = field(default_factory=list)
     refused: list[tuple[int, int]] = field(default_factory=list)
+    lost: list[tuple[int, int]] = field(default_factory=list)
     looks: Counter[str] = field(default_factory=Counter)
     # The first few of what no look may see.
     seen: list[str] = field(default_factory=list)
@@ -85,6 +86,10 @@ class Evidence:
     drain_seconds: float = 0.0
     swept: int = 0
     leaks: dict[str, tuple[float, float]] = field(default_factory=dict)
+    # The tasks whose effect is in one transaction with their end.
+    transactional: list[str] = field(default_factory=list)
+    # How many ticks of each schedule have come.
+    ticks_due: dict[str, int] = field(default_factory=dict)
     fair_waits: list[float] = field(default_factory=list)
     fair_bound_seconds: float = 0.0
     secret: str = ""
@@ -147,6 +152,8 @@ def no_loss(db: Database, evidence: Evidence) -> Verdict:
         "ambiguous": len(asked.ambiguous),
         "of_these_present": len(asked.ambiguous & marks.keys()),
         "present": len(rows),
+        "lost": len(lost),
+        "doubled": len(doubled),
     }
     verdict.demand(not lost, f"{len(lost)} acknowledged jobs are gone, as {lost[:3]}")
     verdict.demand(not uninvited, f"{len(uninvited)} jobs that nobody asked for, as {uninvited[:3]}")
@@ -156,8 +163,8 @@ def no_loss(db: Database, evidence: Evidence) -> Verdict:
     return verdict
 
 
-def effects(db: Database, _: Evidence) -> Verdict:
-    """At least once: whatever succeeded has an effect, whatever never ran has none."""
+def effects(db: Database, evidence: Evidence) -> Verdict:
+    """At least once: what succeeded has an effect, what never ran has none. In its transaction: once."""
     verdict = Verdict("I2", "effects")
     succeeded, effects, again = db.all(
         """
@@ -169,8 +176,10 @@ def effects(db: Database, _: Evidence) -> Verdict:
     empty = db.column(
         """
         SELECT f.id FROM pgqueue.finished_jobs AS f
-        WHERE f.state = 'succeeded' AND NOT EXISTS (SELECT FROM faults.effects AS e WHERE e.job_id = f.id)
-        """
+        WHERE f.state = 'succeeded' AND f.task <> ALL (%s)
+          AND NOT EXISTS (SELECT FROM faults.effects AS e WHERE e.job_id = f.id)
+        """,
+        evidence.transactional,
     )
     unclaimed = db.column(
         """
@@ -178,9 +187,26 @@ def effects(db: Database, _: Evidence) -> Verdict:
         WHERE NOT EXISTS (SELECT FROM faults.history AS h WHERE h.job_id = e.job_id AND h.event = 'claimed')
         """
     )
+    # One for a job, or for a key that several jobs have; and none for a job that ended otherwise.
+    once = db.all(
+        """
+        SELECT j.key, count(e.job_id), bool_or(j.state = 'succeeded'),
+               count(e.job_id) FILTER (WHERE j.state <> 'succeeded')
+        FROM (
+            SELECT j.id, j.state, coalesce('order ' || (j.args ->> 'order'), 'job ' || j.id) AS key
+            FROM faults.everywhere AS j WHERE j.task = ANY (%s)
+        ) AS j
+        LEFT JOIN faults.effects AS e ON e.job_id = j.id
+        GROUP BY j.key
+        """,
+        evidence.transactional,
+    )
+    not_once = [(key, count) for key, count, is_due, undue in once if count != is_due or undue]
     verdict.facts = {"succeeded": succeeded, "effects": effects, "more_than_one": again}
+    verdict.facts["once"] = sum(count for _, count, _, _ in once)
     verdict.demand(not empty, f"{len(empty)} jobs succeeded without an effect, as {empty[:3]}")
     verdict.demand(not unclaimed, f"{len(unclaimed)} jobs that never ran have effects, as {unclaimed[:3]}")
+    verdict.demand(not not_once, f"{len(not_once)} not once, as (of what, effects) {not_once[:3]}")
     return verdict
 
 
@@ -228,6 +254,7 @@ def one_holder(db: Database, evidence: Evidence) -> Verdict:
             "SELECT count(*) FROM faults.history WHERE event = 'claimed' AND concurrency_key IS NOT NULL"
         ),
         "counted": counted,
+        "over": len(over) + len(crowded),
     }
     verdict.demand(
         not evidence.looks["over the limit"], f"{evidence.looks['over the limit']} looks saw too many holders"
@@ -238,8 +265,34 @@ def one_holder(db: Database, evidence: Evidence) -> Verdict:
     return verdict
 
 
-def cron(_db: Database, _evidence: Evidence) -> Verdict:
-    return Verdict("I4", "cron", skipped="the worker fires no schedules yet")
+def cron(db: Database, evidence: Evidence) -> Verdict:
+    """Each tick fires at most once, and is fired or counted as skipped."""
+    verdict = Verdict("I4", "cron")
+    if not evidence.ticks_due:
+        verdict.skipped = "no schedule here"
+        return verdict
+    fired = db.all(
+        """
+        SELECT e.headers ->> 'schedule', count(*), count(DISTINCT e.headers ->> 'tick')
+        FROM faults.everywhere AS e WHERE e.headers ? 'schedule' GROUP BY 1
+        """
+    )
+    skipped = dict(db.all("SELECT name, skipped FROM pgqueue.schedules"))
+    counted = {name: ticks + skipped[name] for name, _, ticks in fired}
+    doubled = sum(jobs - ticks for _, jobs, ticks in fired)
+    off = [
+        (name, due, counted.get(name, 0))
+        for name, due in evidence.ticks_due.items()
+        if counted.get(name, 0) != due
+    ]
+    verdict.facts = {
+        "due": sum(evidence.ticks_due.values()),
+        "fired": sum(ticks for _, _, ticks in fired),
+        "skipped": sum(skipped.values()),
+    }
+    verdict.demand(not doubled, f"{doubled} ticks fired twice")
+    verdict.demand(not off, f"(schedule, ticks due, fired or skipped) {off[:3]}")
+    return verdict
 
 
 def conservation(db: Database, evidence: Evidence) -> Verdict:
@@ -307,6 +360,7 @@ def attempts(db: Database, _: Evidence) -> Verdict:
         "extra": claims - jobs,
         "dead": db.one("SELECT count(*) FROM pgqueue.dead_jobs"),
         "dead_of_crashes": db.one("SELECT count(*) FROM pgqueue.dead_jobs WHERE crashes >= %s", MAX_CRASHES),
+        "over": len(over) + len(crashed),
     }
     verdict.demand(not over, f"over the limit: (job, attempt, crashes, max_attempts) {over[:3]}")
     verdict.demand(not unexplained, f"dead without a cause: {unexplained[:3]}")
@@ -321,17 +375,23 @@ def cancels(db: Database, evidence: Evidence) -> Verdict:
     verdict = Verdict("I7", "cancel")
     outcomes = Counter(one.outcome for one in evidence.cancels)
     verdict.facts = {"cancelled": outcomes["cancelled"], "requested": outcomes["requested"]}
-    later, otherwise = [], []
-    for one in evidence.cancels:
-        if db.one(
-            "SELECT count(*) FROM faults.history WHERE job_id = %s AND event = 'claimed' AND at > %s",
-            one.job_id,
-            one.at,
-        ):
-            later.append(one.job_id)
-        state = db.one("SELECT state FROM faults.everywhere WHERE id = %s", one.job_id)
-        if state not in (("cancelled",) if one.outcome == "cancelled" else ("cancelled", "succeeded")):
-            otherwise.append((one.job_id, one.outcome, state))
+    named = ([one.job_id for one in evidence.cancels], [one.at for one in evidence.cancels])
+    later = db.column(
+        """
+        SELECT DISTINCT c.job_id FROM unnest(%s::bigint[], %s::timestamptz[]) AS c (job_id, at)
+        WHERE EXISTS (
+            SELECT FROM faults.history AS h WHERE h.job_id = c.job_id AND h.event = 'claimed' AND h.at > c.at
+        )
+        """,
+        *named,
+    )
+    states = dict(db.all("SELECT id, state FROM faults.everywhere WHERE id = ANY (%s)", named[0]))
+    meant = {"cancelled": ("cancelled",), "requested": ("cancelled", "succeeded")}
+    otherwise = [
+        (one.job_id, one.outcome, states.get(one.job_id))
+        for one in evidence.cancels
+        if states.get(one.job_id) not in meant[one.outcome]
+    ]
     verdict.demand(not later, f"{len(later)} jobs ran again after their cancel, as {later[:3]}")
     verdict.demand(not otherwise, f"ended otherwise: (job, answer, state) {otherwise[:3]}")
     return verdict
@@ -364,7 +424,7 @@ def fences(db: Database, evidence: Evidence) -> Verdict:
             "SELECT job_id, attempt FROM faults.history WHERE event IN ('ended', 'gone')"
         )
     }
-    unexplained = [pair for pair in evidence.refused if pair not in known]
+    unexplained = [pair for pair in (*evidence.refused, *evidence.lost) if pair not in known]
     # A lease's end is written down a moment before the reaper's own look at the clock is over.
     robbed = db.all(
         """
@@ -378,6 +438,7 @@ def fences(db: Database, evidence: Evidence) -> Verdict:
     verdict.facts = {
         "accepted": len(evidence.accepted),
         "refused_writes": len(evidence.refused),
+        "given_up": len(evidence.lost),
         "taken_back": db.one(
             "SELECT count(*) FROM faults.history WHERE event = 'ended' AND note LIKE %s", f"{TAKEN_BACK}%"
         ),
@@ -386,7 +447,7 @@ def fences(db: Database, evidence: Evidence) -> Verdict:
     verdict.demand(
         not usurpers, f"accepted as a success, but not how it ended: (job, attempt, worker) {usurpers[:3]}"
     )
-    verdict.demand(not unexplained, f"refused without a loss: (job, attempt) {unexplained[:3]}")
+    verdict.demand(not unexplained, f"refused or given up without a loss: (job, attempt) {unexplained[:3]}")
     verdict.demand(not robbed, f"live leases taken back: (job, seconds left) {robbed[:3]}")
     return verdict
 
@@ -420,6 +481,7 @@ def leaks(_: Database, evidence: Evidence) -> Verdict:
     """What was there before the load is there after it, and no more."""
     verdict = Verdict("I10", "no leaks")
     verdict.facts = {name: _number(found) for name, (found, _) in evidence.leaks.items()}
+    verdict.facts["leaks"] = sum(found > most for found, most in evidence.leaks.values())
     for name, (found, most) in evidence.leaks.items():
         verdict.demand(found <= most, f"{name}: {_number(found)}, at most {_number(most)} expected")
     return verdict
@@ -485,7 +547,9 @@ class Watch:
 
     def _run(self) -> None:
         connection: psycopg.Connection[Any] | None = None
-        while not self._stop.wait(self._every_seconds):
+        pause = self._every_seconds
+        while not self._stop.wait(pause):
+            began_at = time.monotonic()
             try:
                 if connection is None:
                     connection = self._connect()
@@ -495,6 +559,8 @@ class Watch:
                     connection.close()
                 connection = None
             self._look_at_processes()
+            # What there is to count grows all the while: looking may take a tenth of the time, no more.
+            pause = max(self._every_seconds, 9 * (time.monotonic() - began_at))
         if connection is not None:
             connection.close()
 

@@ -13,6 +13,7 @@ import os
 import random
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,10 @@ from tests.faults.journal import Journal
 app = pgqueue.App()
 _local = threading.local()
 _journals: list[Journal] = []
+
+# Threads of our own for async handlers: each has a connection, and the server has only so many.
+ASIDE_THREADS = 2
+_aside = ThreadPoolExecutor(ASIDE_THREADS)
 
 # How long a handler goes on trying to leave its effect while the database is away.
 _PATIENCE_SECONDS = 4.0
@@ -39,14 +44,14 @@ def _connection() -> psycopg.Connection[Any]:
     return connection
 
 
+EFFECT = "INSERT INTO faults.effects (job_id, attempt, mark, key, pid) VALUES (%s, %s, %s, %s, %s)"
+
+
 def leave_effect(job: JobContext, mark: str) -> None:
     end = time.monotonic() + _PATIENCE_SECONDS
     while True:
         try:
-            _connection().execute(
-                "INSERT INTO faults.effects (job_id, attempt, mark, pid) VALUES (%s, %s, %s, %s)",
-                (job.job_id, job.attempt, mark, os.getpid()),
-            )
+            _connection().execute(EFFECT, (job.job_id, job.attempt, mark, None, os.getpid()))
         except psycopg.Error:
             _forget_broken_connection()
             if time.monotonic() > end:
@@ -54,6 +59,10 @@ def leave_effect(job: JobContext, mark: str) -> None:
             time.sleep(random.uniform(0.05, 0.2))
         else:
             return
+
+
+async def leave_effect_aside(job: JobContext, mark: str) -> None:
+    await asyncio.get_running_loop().run_in_executor(_aside, leave_effect, job, mark)
 
 
 def _forget_broken_connection() -> None:
@@ -82,14 +91,14 @@ def touch(job: JobContext, mark: str) -> None:
 
 @app.task(retry=0.1, max_attempts=20)
 async def touch_async(job: JobContext, mark: str) -> None:
-    await asyncio.to_thread(leave_effect, job, mark)
+    await leave_effect_aside(job, mark)
 
 
 @app.task(retry=0.1, max_attempts=20)
 async def sleep(job: JobContext, mark: str, seconds: float) -> None:
     """Sleep as a well-behaved handler does: it can be cancelled at any instant."""
     await asyncio.sleep(seconds)
-    await asyncio.to_thread(leave_effect, job, mark)
+    await leave_effect_aside(job, mark)
 
 
 @app.task(retry=0.1, max_attempts=20)
@@ -132,10 +141,7 @@ def count(job: JobContext, mark: str, key: str) -> None:
             assert row is not None
             time.sleep(random.uniform(0.0, 0.01))
             connection.execute("UPDATE faults.counters SET value = %s WHERE key = %s", (row[0] + 1, key))
-            connection.execute(
-                "INSERT INTO faults.effects (job_id, attempt, mark, key, pid) VALUES (%s, %s, %s, %s, %s)",
-                (job.job_id, job.attempt, mark, key, os.getpid()),
-            )
+            connection.execute(EFFECT, (job.job_id, job.attempt, mark, key, os.getpid()))
             held = connection.execute(
                 "SELECT id FROM pgqueue.jobs WHERE id = %s AND claim_token = %s AND state = 'running' "
                 "FOR NO KEY UPDATE",
@@ -204,6 +210,31 @@ def enqueue_journalled(task: str) -> None:
 def was_refused(error: psycopg.Error) -> bool:
     """Say whether the server answered that it did nothing; no answer, or its last words, say nothing."""
     return error.diag.severity_nonlocalized == "ERROR"
+
+
+# Those whose effect and whose end are one.
+
+
+@app.task(transactional=True, retry=0.1, max_attempts=20)
+def pay(tx: psycopg.Connection[Any], job: JobContext, mark: str) -> None:
+    tx.execute(EFFECT, (job.job_id, job.attempt, mark, None, os.getpid()))
+    time.sleep(random.uniform(0.0, 0.05))
+
+
+@app.task(transactional=True, retry=0.1, max_attempts=20)
+async def pay_async(tx: psycopg.AsyncConnection[Any], job: JobContext, mark: str) -> None:
+    await tx.execute(EFFECT, (job.job_id, job.attempt, mark, None, os.getpid()))
+    await asyncio.sleep(random.uniform(0.0, 0.05))
+
+
+@app.task(transactional=True, idempotency_key="charge:{order}", retry=0.1, max_attempts=20)
+def charge(tx: psycopg.Connection[Any], job: JobContext, mark: str, order: int) -> None:
+    """Charge an order; others have been asked to do the same."""
+    tx.execute(EFFECT, (job.job_id, job.attempt, mark, f"charge:{order}", os.getpid()))
+    time.sleep(random.uniform(0.0, 0.05))
+
+
+TRANSACTIONAL = [definition.name for definition in app.registry if definition.is_transactional]
 
 
 # Those that fail, and say so.
@@ -283,7 +314,15 @@ def hold_the_gil(job: JobContext, mark: str, microseconds: int) -> None:
 @app.task(retry=0.1, max_attempts=20)
 async def block_the_loop(job: JobContext, mark: str, seconds: float) -> None:
     time.sleep(seconds)  # noqa: ASYNC251
-    await asyncio.to_thread(leave_effect, job, mark)
+    await leave_effect_aside(job, mark)
+
+
+# By the clock.
+
+
+@app.task(retry=0.1, max_attempts=20)
+def tick(job: JobContext) -> None:
+    leave_effect(job, "tick")
 
 
 # For the step table: a handler that stops where it is told to, once, until told to go on.
@@ -295,7 +334,7 @@ async def stop_at(job: JobContext, mark: str, step: str, folder: str) -> None:
     place = Path(folder) / mark
     is_first = await asyncio.to_thread(_take, place.with_suffix(".first"))
     await _reach(place, "started", waits=is_first and step == "started")
-    await asyncio.to_thread(leave_effect, job, mark)
+    await leave_effect_aside(job, mark)
     await _reach(place, "written", waits=is_first and step == "written")
     # A timer comes up after what the loop has to do at once: by then the outcome is on its way.
     asyncio.get_running_loop().call_later(0.05, place.with_suffix(".sent").touch)

@@ -14,11 +14,12 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from typing import Any, TypeVar
 
 import psycopg
 
+from pgqueue.runtime.link import PATIENCE_SECONDS
 from tests.faults.arena import Arena, Process
 from tests.faults.invariants import Cancelled, Database
 from tests.faults.journal import Journal
@@ -32,12 +33,18 @@ T = TypeVar("T")
 Steps = Generator[float, None, None]
 
 SESSIONS = ("pgqueue worker claim", "pgqueue worker finish", "pgqueue worker listen", "pgqueue worker lease")
+# Of handlers that are in one with the end of their job.
+TRANSACTIONS = "pgqueue job %"
 _FINE = 0
 _UNREACHABLE = 75
 _CHILDREN_GONE_SECONDS = 2.0
 _DUE_SECONDS = 0.2
-# How long a worker waits for an answer before it takes the connection for dead.
-_STATEMENT_PATIENCE_SECONDS = 16.0
+# Of a fault's preparations, which take moments.
+_PREPARATION_SECONDS = 10.0
+
+
+def _name(fault: Callable[..., Any]) -> str:
+    return fault.__name__.strip("_").replace("_", " ")
 
 
 class Nemesis:
@@ -55,6 +62,7 @@ class Nemesis:
         lease_seconds: float,
         recovery_seconds: float,
         is_patient: bool,
+        only: Collection[str] = (),
     ) -> None:
         self._arena = arena
         self._dbname = dbname
@@ -77,6 +85,7 @@ class Nemesis:
         self._frozen: set[int] = set()
         self._may_revive = True
         self.faults: Counter[str] = Counter()
+        self.small_faults: Counter[str] = Counter()
         self.recoveries: list[tuple[str, float]] = []
         self.failures: list[str] = []
         self.cancels: list[Cancelled] = []
@@ -105,6 +114,7 @@ class Nemesis:
             self.silence_connections,
             self.silence_and_cut_connections,
             self.silence_answers,
+            self.strand_new_connections,
             self.flap_connections,
             self.slow_connections,
             self.refuse_connections,
@@ -112,8 +122,13 @@ class Nemesis:
             self.lose_answers,
             self.hold_snapshot,
             self.hold_key,
-            *([self.strand_connections] if is_patient else []),
+            self.strand_connections,
         )
+        if only:
+            self._large = tuple(fault for fault in self._large if _name(fault) in only)
+        elif not is_patient:
+            # It takes all of a worker's patience.
+            self._large = tuple(fault for fault in self._large if fault != self.strand_connections)
         self._small: tuple[Callable[[], object], ...] = (
             *[self._terminate_one] * 3,
             *[self._cancel_statement] * 2,
@@ -133,14 +148,16 @@ class Nemesis:
             if not deck:
                 deck = list(self._large)
                 self._rng.shuffle(deck)
-            fault = deck.pop()
-            name = fault.__name__.replace("_", " ")
-            self._note("fault", fault=name)
-            self.faults[name] += 1
-            for pause in fault():
-                self._live(pause)
-            self._recover(name)
+            self._do(deck.pop())
             self._live(self._rng.uniform(0.1, 0.5))
+
+    def _do(self, fault: Callable[[], Steps]) -> None:
+        name = _name(fault)
+        self._note("fault", fault=name)
+        self.faults[name] += 1
+        for pause in fault():
+            self._live(pause)
+        self._recover(name)
 
     def heal(self) -> None:
         """Undo whatever is under way and start what is dead."""
@@ -172,8 +189,17 @@ class Nemesis:
                 small_at = time.monotonic() + self._pace.uniform(0.1, 0.5)
             time.sleep(0.02)
 
+    def _keep_still(self, seconds: float) -> None:
+        """Let time pass without small faults, while whoever asks the database has to wait."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.tend()
+            time.sleep(0.02)
+
     def tend(self) -> None:
         """Start again what has died; whatever died by itself is written down."""
+        for worker in self._workers:
+            worker.look()
         for process in (*self._workers, *self._producers):
             if not process.lives or process.is_up:
                 continue
@@ -224,11 +250,12 @@ class Nemesis:
             )
             put.update(found or ())
 
-        def count_waiting() -> int | None:
+        def find_waiting() -> list[str] | None:
             return self._ask(
-                lambda db: db.one(
-                    "SELECT count(*) FROM unnest(%s::bigint[]) AS b (id) WHERE NOT EXISTS "
-                    "(SELECT FROM faults.history AS h WHERE h.job_id = b.id AND h.event = 'claimed')",
+                lambda db: db.column(
+                    "SELECT b.queue FROM faults.history AS b "
+                    "WHERE b.job_id = ANY (%s) AND b.event = 'born' AND NOT EXISTS "
+                    "(SELECT FROM faults.history AS h WHERE h.job_id = b.job_id AND h.event = 'claimed')",
                     list(put.values()),
                 )
             )
@@ -238,11 +265,13 @@ class Nemesis:
             put_one_in_each()
             self._live(0.0 if put else 0.05)
         self._journal.acknowledge(list(put), list(put.values()))
-        while count_waiting() != 0 and time.monotonic() - began_at < patience:
+        last = queues
+        while (waiting := find_waiting()) != [] and time.monotonic() - began_at < patience:
+            last = waiting or last
             self._live(0.03)
         seconds = time.monotonic() - began_at
         self.recoveries.append((fault, seconds))
-        self._note("recovered", fault=fault, seconds=round(seconds, 3))
+        self._note("recovered", fault=fault, seconds=round(seconds, 3), last=last)
 
     # Asking the database, whatever state it is in.
 
@@ -258,6 +287,9 @@ class Nemesis:
                 self._admin = None
             return None
 
+    def _is_answering(self) -> bool:
+        return self._ask(lambda db: db.one("SELECT 1")) is not None
+
     def _open(self) -> psycopg.Connection[Any]:
         return self._arena.connect(self._dbname, connect_timeout=2)
 
@@ -265,6 +297,13 @@ class Nemesis:
         line = {"at": round(time.monotonic() - self._began_at, 3), "event": event, **fields}
         self._log.write(json.dumps(line) + "\n")
         self._log.flush()
+
+    def _wait_for(self, question: Callable[[], T | None]) -> Generator[float, None, T | None]:
+        """Ask until the answer is good, but not for ever."""
+        end = time.monotonic() + _PREPARATION_SECONDS
+        while not (answer := question()) and time.monotonic() < end:
+            yield 0.02
+        return answer
 
     def _victim(self, processes: list[Process]) -> Process:
         # By its place, whether it is up or not: the choice must be the seed's, not the machine's.
@@ -292,8 +331,8 @@ class Nemesis:
 
     def _end_worker(self, numbers: tuple[signal.Signals, ...]) -> Steps:
         victim = self._victim(self._workers)
-        if not victim.has_started:
-            # Without its signal handlers yet, a signal kills it: that is another fault.
+        # Without its signal handlers yet, a signal kills it: that is another fault.
+        if not (yield from self._wait_for(lambda: victim.is_up and victim.has_started)):
             return
         life = victim.lives
         victim.ends_expected, victim.expected_code = True, _FINE
@@ -315,7 +354,8 @@ class Nemesis:
         yield from self._freeze([self._victim(self._workers).pid])
 
     def freeze_child(self) -> Steps:
-        yield from self._freeze(self._victim(self._workers).children()[:1])
+        children = yield from self._wait_for(self._victim(self._workers).children)
+        yield from self._freeze((children or [])[:1])
 
     def _freeze(self, pids: list[int]) -> Steps:
         """Stop processes for longer than a lease, then let them go on as if nothing had happened."""
@@ -352,19 +392,18 @@ class Nemesis:
 
     def kill_backend(self) -> Steps:
         """Kill one backend as the kernel does when memory runs out: the server restarts itself."""
-        pids = self._pids_of(self._rng.choice(SESSIONS))
-        for pid in pids[:1]:
+        kind = self._rng.choice(SESSIONS)
+        for pid in ((yield from self._wait_for(lambda: self._pids_of(kind))) or [])[:1]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        yield 0.2
+        # Until it is back, as after an outage: how much it has to recover is not the workers' doing.
+        for is_answering in (False, True):
+            yield from self._wait_for(lambda told=is_answering: self._is_answering() == told)  # type: ignore[misc]
 
     def freeze_server(self) -> Steps:
         """Stop the server's processes for longer than a lease; nobody's connection breaks."""
         self._arena.server.freeze()
-        end = time.monotonic() + self._lease_seconds * self._rng.uniform(1.1, 1.8)
-        while time.monotonic() < end:  # no small faults: whoever asks the server now waits
-            self.tend()
-            time.sleep(0.02)
+        self._keep_still(self._lease_seconds * self._rng.uniform(1.1, 1.8))
         self._arena.server.thaw()
         yield 0.0
 
@@ -420,16 +459,17 @@ class Nemesis:
         seconds = self._rng.uniform(0.5, 1.5)
         mode = self._rng.choice(("SHARE", "ACCESS EXCLUSIVE"))
         with contextlib.suppress(psycopg.Error), self._open() as connection, connection.transaction():
-            connection.execute("SET LOCAL lock_timeout = '5s'")
+            connection.execute("SET LOCAL lock_timeout = '2s'")
             connection.execute(f"LOCK TABLE pgqueue.jobs IN {mode} MODE")
-            yield seconds
+            self._keep_still(seconds)
+        yield 0.0
 
     def fill_connections(self) -> Steps:
         """Take every connection that an ordinary role can get."""
         seconds = self._rng.uniform(0.5, 2.0)
         with contextlib.ExitStack() as hog:
             with contextlib.suppress(psycopg.Error):
-                for _ in range(200):
+                for _ in range(500):
                     hog.enter_context(
                         contextlib.closing(
                             psycopg.connect(
@@ -487,11 +527,16 @@ class Nemesis:
         self._proxy.heal()
 
     def strand_connections(self) -> Steps:
-        """Let the connections there are fall silent while new ones work: a balancer forgot them."""
+        """Let a worker's connections fall silent while new ones work: a balancer forgot them."""
         self._proxy.strand()
-        yield _STATEMENT_PATIENCE_SECONDS
-        # Workers have others by now; handlers and producers are as patient as their authors made them.
-        self._proxy.cut(stranded_only=True)
+        yield PATIENCE_SECONDS
+
+    def strand_new_connections(self) -> Steps:
+        """Have a worker connect anew, to something that lets it in and says nothing more."""
+        self._proxy.strand_new()
+        self._proxy.cut()
+        yield self._rng.uniform(0.5, 2.0)
+        self._proxy.heal()
 
     def silence_answers(self) -> Steps:
         """Lose the way back for longer than a lease: what workers ask is done, and they do not hear of it."""
@@ -534,14 +579,14 @@ class Nemesis:
     # Small ones.
 
     def _count_small(self, name: str, **fields: Any) -> None:
-        self.faults[name] += 1
+        self.small_faults[name] += 1
         self._note("small fault", fault=name, **fields)
 
     def _pids_of(self, application_name: str) -> list[int]:
         return (
             self._ask(
                 lambda db: db.column(
-                    "SELECT pid FROM pg_stat_activity WHERE application_name = %s ORDER BY pid",
+                    "SELECT pid FROM pg_stat_activity WHERE application_name LIKE %s ORDER BY pid",
                     application_name,
                 )
             )
@@ -553,7 +598,7 @@ class Nemesis:
             self._ask(lambda db, pid=pid: db.one("SELECT pg_terminate_backend(%s)", pid))  # type: ignore[misc]
 
     def _session(self) -> tuple[str, int | None]:
-        kind = self._small_rng.choice((*SESSIONS, "producer", "pgqueue", "handler"))
+        kind = self._small_rng.choice((*SESSIONS, "producer", "pgqueue", "handler", TRANSACTIONS))
         pids = self._pids_of(kind)
         return kind.removeprefix("pgqueue worker "), self._small_rng.choice(pids) if pids else None
 
@@ -572,7 +617,8 @@ class Nemesis:
         worker = self._small_rng.choice(self._workers)
         place = self._small_rng.random()
         children = worker.children()
-        if children:
+        # A worker that starts reads its application in its first child: without that it says so and ends.
+        if children and worker.has_started:
             pid = children[int(place * len(children))]
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

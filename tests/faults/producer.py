@@ -28,6 +28,7 @@ SINGLE_KEYS = [f"k{number}" for number in range(6)]
 SHARED_KEYS = [f"s{number}" for number in range(3)]
 SHARED_LIMIT = 3
 CROSSED_KEYS = ("left", "right")
+ORDERS = 30
 
 # (weight, task, arguments but for the mark, options)
 _Choice = tuple[
@@ -59,6 +60,9 @@ MENU: tuple[_Choice, ...] = (
     (10, "share", lambda rng: {"key": rng.choice(SHARED_KEYS)}, _shared),
     (4, "refresh", lambda rng: {"name": f"n{rng.randrange(8)}"}, _nothing),
     (3, "refresh", lambda rng: {"name": f"n{rng.randrange(8)}"}, lambda _: {"on_conflict": "replace"}),
+    (6, "pay", _nothing, _nothing),
+    (3, "pay_async", _nothing, _nothing),
+    (3, "charge", lambda rng: {"order": rng.randrange(ORDERS)}, _nothing),
     (2, "enqueue_others", _nothing, _nothing),
     (4, "fail_at_first", lambda rng: {"times": rng.randrange(1, 4)}, _nothing),
     (2, "fail_always", _nothing, _nothing),
@@ -67,10 +71,11 @@ MENU: tuple[_Choice, ...] = (
     (1, "carry", lambda rng: {"load": "x" * rng.randrange(1_000, 200_000)}, _nothing),
     (1, "embrace", _crossed, _nothing),
     (1, "exit_python", _nothing, _nothing),
-    (0.5, "hang_at_first", _nothing, _nothing),
-    (0.3, "refuse_to_stop", _nothing, _nothing),
-    (0.5, "die_at_first", _nothing, _nothing),
-    (0.3, "die", _nothing, _nothing),
+    # Each of these costs a process, and to start another one takes most of a second.
+    (0.15, "hang_at_first", _nothing, _nothing),
+    (0.1, "refuse_to_stop", _nothing, _nothing),
+    (0.15, "die_at_first", _nothing, _nothing),
+    (0.1, "die", _nothing, _nothing),
     (0.7, "hold_the_gil", lambda rng: {"microseconds": rng.randrange(100_000, 1_200_000)}, _nothing),
     (0.7, "block_the_loop", lambda rng: {"seconds": rng.uniform(0.05, 0.6)}, _nothing),
 )
@@ -88,11 +93,15 @@ class Producer:
     """Asks at a steady pace until told to stop; survives whatever the database does."""
 
     def __init__(self, number: int, seed: int, jobs_per_second: float) -> None:
-        self._rng = random.Random(f"{seed}:{number}")
-        self._journal = Journal(Path(os.environ["FAULTS_FOLDER"]), f"producer-{number}")
+        folder = Path(os.environ["FAULTS_FOLDER"])
+        earlier_lives = len(list(folder.glob(f"producer-{number}-*.journal")))
+        self._rng = random.Random(f"{seed}:{number}:{earlier_lives}")
+        self._journal = Journal(folder, f"producer-{number}")
         self._pause = 1 / jobs_per_second
         self._connection: psycopg.Connection[Any] | None = None
         self._is_stopping = False
+        # One of each, and then as it comes.
+        self._first = [] if earlier_lives else self._rng.sample(MENU, len(MENU))
 
     def stop(self) -> None:
         self._is_stopping = True
@@ -125,7 +134,8 @@ class Producer:
                 time.sleep(min(left, 0.2))
 
     def _choose(self) -> tuple[str, dict[str, Any], dict[str, Any]]:
-        _, task, args, options = self._rng.choices(MENU, [choice[0] for choice in MENU])[0]
+        weights = [choice[0] for choice in MENU]
+        _, task, args, options = self._first.pop() if self._first else self._rng.choices(MENU, weights)[0]
         return task, args(self._rng), {"queue": self._rng.choice(QUEUES), **options(self._rng)}
 
     # The ways to ask for a job. Each gives the ids it was answered.

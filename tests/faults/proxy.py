@@ -15,8 +15,11 @@ from collections.abc import Callable
 from typing import Any
 
 _CHUNK_BYTES = 65_536
-# What a client asks for first is to be let in: an answer lost then is just a failed connect.
-_GREETINGS = 3
+# What a client asks for first is to be let in: whether to encrypt, then for whom. An answer lost there is
+# just a failed connect.
+_GREETINGS = 2
+# Whose connections can be stranded: handlers and producers are as patient as their authors made them.
+_WORKER = b"application_name\0pgqueue worker"
 
 
 class _Pair:
@@ -25,6 +28,7 @@ class _Pair:
     def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self.client = client
         self.server = server
+        self.is_workers = False
         self.is_stranded = False
         self.asked = 0
 
@@ -48,6 +52,7 @@ class Proxy:
         self._silences_answers_only = False
         self._refuses = False
         self._answers_to_lose = 0
+        self._strands_new = False
         self.answers_lost = 0
         self._loop = asyncio.new_event_loop()
         self._open: asyncio.Event
@@ -58,9 +63,9 @@ class Proxy:
 
     # What can be done to it; from any thread.
 
-    def cut(self, *, stranded_only: bool = False) -> int:
+    def cut(self) -> int:
         """Reset every connection; gives how many."""
-        return self._call(self._cut(stranded_only))
+        return self._call(self._cut())
 
     def silence(self, *, answers_only: bool = False) -> None:
         """Forward nothing, or none of the server's answers, until `heal`: what was sent arrives then."""
@@ -68,8 +73,12 @@ class Proxy:
         self._call(self._set_open(is_open=False))
 
     def strand(self) -> int:
-        """Let the connections there are be silent for ever; new ones work. Gives how many."""
+        """Let workers' connections be silent for ever; new ones work. Gives how many."""
         return self._call(self._strand())
+
+    def strand_new(self) -> None:
+        """Until `heal`, let connections of workers be silent for ever as soon as they are let in."""
+        self._strands_new = True
 
     def delay(self, seconds: float) -> None:
         self._delay_seconds = seconds
@@ -88,7 +97,7 @@ class Proxy:
 
     def heal(self) -> None:
         self._delay_seconds = self._seconds_per_byte = 0.0
-        self._refuses = False
+        self._refuses = self._strands_new = False
         self._answers_to_lose = 0
         self._call(self._set_open(is_open=True))
 
@@ -98,6 +107,11 @@ class Proxy:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
         self._loop.close()
+
+    @property
+    def stranded(self) -> int:
+        """How many connections are silent for ever."""
+        return sum(pair.is_stranded for pair in list(self._pairs))
 
     # On its loop.
 
@@ -117,16 +131,17 @@ class Proxy:
         if others:
             await asyncio.wait(others, timeout=5)
 
-    async def _cut(self, stranded_only: bool = False) -> int:
-        pairs = [pair for pair in self._pairs if pair.is_stranded or not stranded_only]
+    async def _cut(self) -> int:
+        pairs = list(self._pairs)
         for pair in pairs:
             pair.abort()
         return len(pairs)
 
     async def _strand(self) -> int:
-        for pair in self._pairs:
+        pairs = [pair for pair in self._pairs if pair.is_workers]
+        for pair in pairs:
             pair.is_stranded = True
-        return len(self._pairs)
+        return len(pairs)
 
     async def _set_open(self, *, is_open: bool) -> None:
         if is_open:
@@ -165,13 +180,17 @@ class Proxy:
         while chunk := await source.read(_CHUNK_BYTES):
             if is_answer or not self._silences_answers_only:
                 await self._open.wait()
+            if not is_answer:
+                pair.asked += 1
+                if pair.asked <= _GREETINGS:
+                    pair.is_workers |= _WORKER in chunk
+                elif self._strands_new and pair.is_workers:
+                    pair.is_stranded = True
             if pair.is_stranded:
                 continue
             if pause := self._delay_seconds + len(chunk) * self._seconds_per_byte:
                 await asyncio.sleep(pause)
-            if not is_answer:
-                pair.asked += 1
-            elif self._answers_to_lose > 0 and pair.asked > _GREETINGS:
+            if is_answer and self._answers_to_lose > 0 and pair.asked > _GREETINGS:
                 self._answers_to_lose -= 1
                 self.answers_lost += 1
                 raise ConnectionAbortedError

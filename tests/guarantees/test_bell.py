@@ -289,6 +289,85 @@ def test_whoever_makes_a_job_ready_rings(sleeper, session, prepare):
     assert session.one("SELECT count(*) FROM pgqueue.jobs WHERE state = 'ready'") == 1
 
 
+# Room in a queue with a ceiling.
+
+
+def succeed(session, attempt):
+    session.complete(attempt)
+
+
+def retry_later(session, attempt):
+    session.fail(attempt, retry_seconds=[60])
+
+
+def die(session, attempt):
+    session.fail(attempt, is_dead=[True])
+
+
+def snooze(session, attempt):
+    session.release(attempt, delay_seconds=[60])
+
+
+def stop_when_cancelled(session, attempt):
+    session.cancel(attempt.job_id)
+    session.fail(attempt)
+
+
+def lose_the_lease(session, attempt):
+    session.expire(attempt)
+    session.call("reap")
+
+
+ENDS = [succeed, retry_later, die, snooze, stop_when_cancelled, lose_the_lease]
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_whoever_makes_room_in_a_queue_with_a_ceiling_rings(sleeper, session, end):
+    session.call("limit_queue", name="default", max_running=1)
+    (attempt,) = running(session)
+    session.enqueue()
+    assert session.claim() == []
+    assert sleeper.rest() == "asleep"
+
+    end(session, attempt)
+
+    assert sleeper.hears(10)
+    assert len(session.claim()) == 1
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_an_end_that_makes_no_room_for_anybody_rings_for_nobody(sleeper, session, end):
+    session.call("limit_queue", name="another", max_running=1)
+    (attempt,) = running(session)
+    assert sleeper.rest() == "asleep"
+
+    end(session, attempt)
+
+    assert not sleeper.hears(0.2)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ("resume_queues", {"names": ["default"]}),
+        ("resume_queues", {}),
+        ("limit_queue", {"name": "default", "max_running": 5}),
+        ("limit_queue", {"name": "default", "max_running": None}),
+        ("pause_queues", {"names": ["default"], "seconds": 1}),
+    ],
+    ids=str,
+)
+def test_whoever_changes_what_a_queue_may_start_rings(sleeper, session, call):
+    session.call("pause_queues", names=["default"])
+    session.call("limit_queue", name="default", max_running=0)
+    assert sleeper.rest() == "asleep"
+    function, parameters = call
+
+    session.call(function, **parameters)
+
+    assert sleeper.hears(10)
+
+
 # All of it at once.
 
 IDLE_POLL_SECONDS = 5.0  # a wake-up that is lost shows as seconds

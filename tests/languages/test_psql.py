@@ -189,7 +189,7 @@ def test_hostile_strings_arrive_as_they_were(queue: Queue, tmp_path: Path) -> No
         ("SELECT pgqueue.enqueue('echo', priority => -1)", "jobs_numbers_fit"),
         (
             "SELECT pgqueue.enqueue('echo', on_conflict => 'whatever')",
-            "on_conflict is whatever, not skip, replace or reject",
+            "on_conflict is whatever, not skip, replace, reject or debounce",
         ),
         (
             "SELECT pgqueue.enqueue('echo', max_atempts => 3)",

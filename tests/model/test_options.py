@@ -61,7 +61,7 @@ def test_none_leaves_an_option_to_the_task():
         ("unique_key", "k" * 256, "unique_key has 256 bytes"),
         ("concurrency_key", "\0", "concurrency_key contains a NUL"),
         ("idempotency_key", "\ud800", "idempotency_key contains half of a surrogate pair"),
-        ("on_conflict", "ignore", "on_conflict must be one of skip, replace, reject, not 'ignore'"),
+        ("on_conflict", "ignore", "on_conflict must be one of skip, replace, reject, debounce, not 'ignore'"),
         ("headers", [("a", 1)], "headers must be a dict"),
         ("headers", {"a": float("nan")}, "headers.a: nan is not JSON"),
         ("headers", {"a": "x" * 65_536}, "headers are 65,545 bytes, a job carries at most 65,536"),

@@ -12,6 +12,9 @@ from pgqueue.model.retry import Exponential, Fixed
 from pgqueue.model.task import TaskRegistry, define, unregistered_job
 
 
+async def look_up_async(order_id: int, tenant: str, note: str | None) -> None: ...
+
+
 def charge(order_id: int, tenant: str = "acme", note: str | None = None) -> None: ...
 
 
@@ -74,6 +77,11 @@ def test_zero_is_honoured_where_it_makes_sense():
         ({"rate_key": "{x}"}, "task 'charge': rate_key: '{x}' names 'x'"),
         ({"breaker": ""}, "task 'charge': breaker must be a text"),
         ({"transactional": True}, "declare one parameter as tx: psycopg.Connection"),
+        ({"idempotent": 1}, "task 'charge': idempotent must be True or False"),
+        ({"takeover_seconds": -1}, "task 'charge': takeover_seconds must be between 0 and one year"),
+        ({"reconcile": lambda: None}, "reconcile takes the arguments that the handler takes: order_id"),
+        ({"reconcile": look_up_async}, "reconcile and the handler are both async, or neither is"),
+        ({"reconcile": "look_up"}, "a handler is a function"),
     ],
 )
 def test_a_declaration_that_makes_no_sense_is_refused_where_it_stands(options, reason):
@@ -94,6 +102,22 @@ def test_a_transactional_handler_is_given_one_connection_of_its_own_kind():
         define(sync)
     with pytest.raises(ConfigurationError, match=r"tx: psycopg\.AsyncConnection"):
         define(without, transactional=True)
+
+
+def test_a_transactional_task_has_nothing_to_reconcile():
+    def sync(order_id: int, tx: psycopg.Connection) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="leaves nothing to reconcile"):
+        define(sync, transactional=True, reconcile=charge)
+
+
+def test_an_effect_that_was_cut_off_is_begun_again_only_by_a_task_that_says_how():
+    def sync(order_id: int, tx: psycopg.Connection) -> None: ...
+
+    assert not define(charge).may_take_over
+    assert define(charge, idempotent=True).may_take_over
+    assert define(charge, reconcile=charge).may_take_over
+    assert define(sync, transactional=True).may_take_over
 
 
 def test_one_exception_class_will_do_for_a_list():
@@ -207,6 +231,7 @@ def test_a_registered_definition_has_what_the_database_needs_as_json():
         "concurrency_key": None,
         "concurrency_limit": 1,
         "unique_key": "{order_id}",
+        "is_unique_until_start": False,
         "idempotency_key": None,
         "rate_key": "api",
         "breaker": "stripe",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.process.support import Queue, until_empty, worker
-from tests.support import wait_until
+from tests.support import kill, wait_until
 
 
 def test_a_child_is_missed_at_once_though_a_process_of_its_own_outlives_it(
@@ -70,3 +71,19 @@ def test_a_worker_outlives_a_log_that_cannot_be_written(queue: Queue, tmp_path: 
             job = queue.insert("touch")
             queue.wait_for_state(job, "succeeded")
         assert started.stop() == 0
+
+
+def test_a_child_killed_while_it_starts_is_replaced_soon_though_many_died_at_work(
+    queue: Queue, tmp_path: Path
+) -> None:
+    with worker(queue.dsn, tmp_path, "--processes", "1", "-c", "1") as started:
+        for _ in range(8):
+            queue.wait_for_state(queue.insert("double", '{"number": 1}'), "succeeded")
+            kill(*started.children())
+        (starting,) = wait_until(started.children, 5, "the next one starts")
+
+        kill(starting)
+
+        began_at = time.monotonic()
+        queue.wait_for_state(queue.insert("double", '{"number": 2}'), "succeeded", seconds=40)
+        assert time.monotonic() - began_at < 5

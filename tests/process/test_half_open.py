@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from pgqueue.runtime.link import PATIENCE_SECONDS
 from tests.faults.proxy import Proxy
 from tests.process.support import Queue, worker
 from tests.support import wait_until
@@ -16,20 +19,45 @@ SESSIONS = (
 )
 
 
-def test_a_worker_whose_connections_fall_silent_gets_new_ones(queue: Queue, tmp_path: Path) -> None:
+@pytest.fixture
+def proxy(queue: Queue) -> Iterator[Proxy]:
     server = conninfo_to_dict(queue.dsn)
     host, port = str(server["host"]), server.get("port", 5432)
     proxy = Proxy(lambda: f"{host}/.s.PGSQL.{port}" if host.startswith("/") else (host, int(port)))
-    try:
-        with worker(make_conninfo(queue.dsn, host="127.0.0.1", port=proxy.port), tmp_path) as started:
-            queue.wait_for_state(queue.insert("double", '{"number": 1}'), "succeeded")
+    yield proxy
+    proxy.close()
 
-            wait_until(lambda: len(queue.all(SESSIONS)) == 4, message="claim, finish, listen, lease are up")
-            assert proxy.strand() == 4
-            # Neither keepalives nor a timeout of the server's end this wait: only our own patience does.
-            queue.wait_for_state(queue.insert("double", '{"number": 2}'), "succeeded", seconds=40)
 
-            assert started.lines("database is back")
-            started.process.kill()
-    finally:
-        proxy.close()
+def through(proxy: Proxy, queue: Queue) -> str:
+    return make_conninfo(queue.dsn, host="127.0.0.1", port=proxy.port)
+
+
+def test_a_worker_whose_connections_all_fall_silent_is_soon_out_of_patience_and_gets_new_ones(
+    queue: Queue, proxy: Proxy, tmp_path: Path
+) -> None:
+    with worker(through(proxy, queue), tmp_path) as started:
+        queue.wait_for_state(queue.insert("double", '{"number": 1}'), "succeeded")
+
+        wait_until(lambda: len(queue.all(SESSIONS)) == 4, message="claim, finish, listen, lease are up")
+        assert proxy.strand() == 4
+        # Neither keepalives nor a timeout of the server's end this wait: only our own patience does, once.
+        soon = PATIENCE_SECONDS + 5
+        queue.wait_for_state(queue.insert("double", '{"number": 2}'), "succeeded", seconds=soon)
+
+        assert started.lines("database is back")
+        started.process.kill()
+
+
+def test_a_worker_whose_new_connections_fall_silent_before_they_are_of_use_tries_again(
+    queue: Queue, proxy: Proxy, tmp_path: Path
+) -> None:
+    with worker(through(proxy, queue), tmp_path) as started:
+        wait_until(lambda: len(queue.all(SESSIONS)) == 4, message="claim, finish, listen, lease are up")
+
+        proxy.strand_new()
+        proxy.cut()
+        wait_until(lambda: proxy.stranded >= 3, 20, "it has connected, and nobody answers")
+        proxy.heal()
+        queue.wait_for_state(queue.insert("double", '{"number": 2}'), "succeeded", seconds=30)
+
+        started.process.kill()

@@ -29,7 +29,7 @@ class Bench:
         self.progress: dict[int, Any] = {}
         self.board = Board.create(64)
         self._arrived = asyncio.Event()
-        self.engine = Engine(self.registry, slots, self._report, self.progress.update, self.board)
+        self.engine = Engine(self.registry, slots, self._report, self.progress.update, self.board, "pgqueue")
         self._serial = 0
 
     def _report(self, ended: list[tuple[int, float, Outcome]]) -> None:
@@ -48,7 +48,22 @@ class Bench:
     def submit(self, task: str, args: str = "{}", seconds: float | None = 60, attempt: int = 1) -> int:
         self._serial += 1
         self.engine.submit(
-            [[self._serial, 1000 + self._serial, attempt, task, args, seconds, 5, 0, "default", None, None]]
+            [
+                [
+                    self._serial,
+                    1000 + self._serial,
+                    attempt,
+                    task,
+                    args,
+                    seconds,
+                    5,
+                    0,
+                    "default",
+                    None,
+                    None,
+                    "",
+                ]
+            ]
         )
         return self._serial
 

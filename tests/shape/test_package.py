@@ -24,8 +24,9 @@ import pytest
 
 import pgqueue
 from pgqueue.model.job import NewJob
+from pgqueue.model.schedule import ScheduleDefinition
 from pgqueue.sql import Statement, load
-from pgqueue.sql.inspect import DeadFilter
+from pgqueue.sql.inspect import DeadFilter, LiveFilter
 from pgqueue.sql.presence import ExpiredPartition
 from tests.support import ROOT
 
@@ -259,6 +260,18 @@ def _sample(hint: Any) -> Any:
         datetime: datetime(2026, 1, 31, tzinfo=UTC),
         NewJob: NewJob(task="x"),
         DeadFilter: DeadFilter(),
+        LiveFilter: LiveFilter(states=["ready"]),
+        ScheduleDefinition: ScheduleDefinition(
+            name="x",
+            cron="x",
+            timezone="x",
+            task="x",
+            args="{}",
+            queue=None,
+            priority=None,
+            catch_up="all",
+            catch_up_limit=1,
+        ),
         ExpiredPartition: ExpiredPartition(
             "finished_jobs_20260131", is_attached=True, is_half_detached=False
         ),

@@ -124,6 +124,16 @@ def test_replace_leaves_a_running_job_alone(session):
     assert session.complete(attempt) == [first]
 
 
+def test_replace_does_not_hold_up_the_end_of_a_running_job(session, open_session: OpenSession):
+    first = session.enqueue(unique_key="u")
+    (attempt,) = session.claim()
+    undecided = open_session(autocommit=False)
+    undecided.enqueue(unique_key="u", on_conflict="replace")
+    session.rows("SET lock_timeout = '2s'")
+
+    assert session.complete(attempt) == [first]
+
+
 def test_replace_gives_all_attempts_anew(session):
     job_id = session.enqueue(unique_key="u", max_attempts=2)
     session.fail(*session.claim())
@@ -151,12 +161,171 @@ def test_replacing_the_ready_job_of_a_key_wakes_the_one_that_waited_behind_it(se
     assert (session.state(ready), session.state(blocked)) == ("scheduled", "ready")
 
 
+# Debounce.
+
+
+def debounce(session, seconds=60.0, **parameters):
+    return session.enqueue(unique_key="u", on_conflict="debounce", delay_seconds=seconds, **parameters)
+
+
+def made_ago(session, job_id, seconds):
+    """Let a job have been made so long ago."""
+    session.rows(
+        "UPDATE pgqueue.jobs SET created_at = created_at - make_interval(secs => %s) WHERE id = %s",
+        seconds,
+        job_id,
+    )
+
+
+def due_in_seconds(session, job_id):
+    return session.one(
+        "SELECT extract(epoch FROM run_at - clock_timestamp())::float8 FROM pgqueue.jobs WHERE id = %s",
+        job_id,
+    )
+
+
+def test_debounce_puts_the_waiting_job_off_again_with_the_latest_arguments(session):
+    first = debounce(session, args={"n": 1})
+    made_ago(session, first, 100)
+    session.rows("UPDATE pgqueue.jobs SET run_at = clock_timestamp() + interval '1 s'")
+
+    second = debounce(session, args={"n": 2})
+
+    assert (second, session.job(first).args) == (first, {"n": 2})
+    assert 59 < due_in_seconds(session, first) <= 60
+
+
+def test_debounce_puts_off_no_longer_than_ten_times_the_delay(session):
+    job_id = debounce(session)
+    made_ago(session, job_id, 570)
+
+    debounce(session)
+
+    assert waiting_seconds(session, job_id) == 600
+
+
+def test_debounce_puts_off_no_longer_than_is_said(session):
+    job_id = debounce(session)
+    made_ago(session, job_id, 570)
+
+    debounce(session, max_delay_seconds=580)
+
+    assert waiting_seconds(session, job_id) == 580
+
+
+def test_a_job_that_was_put_off_long_enough_is_ready_at_once(session):
+    job_id = debounce(session)
+    made_ago(session, job_id, 3600)
+
+    debounce(session)
+
+    assert session.state(job_id) == "ready"
+    assert [attempt.job_id for attempt in session.claim()] == [job_id]
+
+
+def test_debounce_puts_off_a_job_that_is_ready_but_not_one_that_runs(session):
+    job_id = debounce(session, 0.0)
+    was, now = session.state(job_id), session.state(debounce(session))
+    session.make_due()
+    session.claim()
+
+    while_running = debounce(session, args={"n": 2})
+
+    assert (was, now) == ("ready", "scheduled")
+    assert (while_running, session.state(job_id), session.job(job_id).args) == (job_id, "running", {})
+
+
+def test_debounce_without_a_delay_is_refused(session):
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="it needs delay_seconds"):
+        session.enqueue(unique_key="u", on_conflict="debounce")
+
+
+# Until its start, or its end.
+
+
+def test_a_key_counts_until_the_job_has_ended_unless_it_is_said(session):
+    first = session.enqueue(unique_key="u")
+    session.claim()
+
+    assert session.enqueue(unique_key="u") == first
+
+
+def test_a_job_that_is_unique_until_its_start_gives_its_key_up_when_it_is_claimed(session):
+    first = session.enqueue(unique_key="u", unique_until="start", concurrency_key="k")
+    waiting = session.enqueue(unique_key="u", unique_until="start")
+    (attempt,) = session.claim()
+
+    second = session.enqueue(unique_key="u", unique_until="start")
+
+    assert waiting == first == attempt.job_id
+    assert second != first
+    assert (session.job(first).unique_key, session.job(second).unique_key) == (None, "u")
+
+
+def test_a_started_job_that_waits_for_its_retry_does_not_hold_the_key(session):
+    first = session.enqueue(unique_key="u", unique_until="start")
+    session.fail(*session.claim(), retry_seconds=[60])
+
+    second = session.enqueue(unique_key="u", unique_until="start")
+    session.make_due()
+
+    assert second != first
+    assert sorted(attempt.job_id for attempt in session.claim()) == [first, second]
+
+
+def test_one_from_the_line_of_a_rate_limit_gives_its_key_up_too(session):
+    session.rows("INSERT INTO pgqueue.rate_limits (name, tokens_per_second) VALUES ('task:t', 1000)")
+    session.enqueue()
+    first = session.enqueue(unique_key="u", unique_until="start")
+    session.claim(max_jobs=1)
+    while session.state(first) != "running":
+        session.claim()
+
+    assert session.enqueue(unique_key="u") != first
+
+
+def test_how_long_a_key_counts_comes_from_the_task(session):
+    session.rows(
+        "INSERT INTO pgqueue.tasks (name, unique_key, is_unique_until_start) "
+        "VALUES ('t', 'u', true), ('s', 'v', NULL)"
+    )
+    session.rows("INSERT INTO pgqueue.jobs (task) VALUES ('t'), ('s')")
+    session.claim()
+
+    held = session.rows("SELECT task, unique_key FROM pgqueue.jobs ORDER BY task")
+    session.enqueue("t", unique_until="end")
+    session.claim()
+
+    assert held == [("s", "v"), ("t", None)]
+    assert session.one("SELECT count(*) FROM pgqueue.jobs WHERE unique_key = 'u'") == 1
+
+
+def test_an_unknown_end_of_uniqueness_is_refused(session):
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="unique_until is never, not end or start"):
+        session.enqueue(unique_until="never")
+
+
 @pytest.mark.parametrize("on_conflict", ["ignore", "", None])
 def test_an_unknown_answer_to_a_conflict_is_refused(session, on_conflict):
     with pytest.raises(
-        psycopg.errors.InvalidParameterValue, match=r"on_conflict is .*, not skip, replace or reject"
+        psycopg.errors.InvalidParameterValue,
+        match=r"on_conflict is .*, not skip, replace, reject or debounce",
     ):
         session.enqueue(on_conflict=on_conflict)
+
+
+def test_enqueue_one_says_what_it_took(session):
+    def outcome(**parameters):
+        return session.call("enqueue_one", task="t", **parameters)[0][1]
+
+    without_key, first = outcome(), outcome(unique_key="u")
+    skipped, replaced = outcome(unique_key="u"), outcome(unique_key="u", on_conflict="replace")
+    put_off = outcome(unique_key="u", on_conflict="debounce", delay_seconds=0)
+    session.claim()
+    running = outcome(unique_key="u", on_conflict="replace")
+
+    assert (without_key, first) == ("inserted", "inserted")
+    assert (skipped, replaced, put_off, running) == ("skipped", "replaced", "replaced", "skipped")
 
 
 @pytest.mark.parametrize("on_conflict", ["skip", "replace"])
@@ -293,7 +462,9 @@ def test_a_missing_and_a_null_member_mean_the_same(session):
         "concurrency_key",
         "concurrency_limit",
         "unique_key",
+        "unique_until",
         "on_conflict",
+        "max_delay_seconds",
         "idempotency_key",
         "headers",
     )
@@ -328,6 +499,49 @@ def test_one_wrong_job_refuses_the_batch(session):
         session.enqueue_many({"task": "t"}, {"task": "t", "priority": -1})
 
     assert session.one("SELECT count(*) FROM pgqueue.jobs") == 0
+
+
+@pytest.mark.parametrize("unique_key", [None, "u"])
+def test_a_member_that_is_not_known_refuses_the_batch_by_its_name(session, unique_key):
+    with pytest.raises(psycopg.errors.InvalidParameterValue) as refused:
+        session.enqueue_many({"task": "t"}, {"task": "t", "unique_key": unique_key, "prority": 5})
+
+    assert refused.value.diag.message_primary.startswith(
+        'job 1 of enqueue_many has the member "prority", which is none of: task, args, queue, '
+    )
+    assert session.one("SELECT count(*) FROM pgqueue.jobs") == 0
+
+
+@pytest.mark.parametrize("jobs", ['["t"]', "[[]]", "[null]", '[{"task": "t"}, 5]'])
+def test_what_is_no_object_is_refused(session, jobs):
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="wants a JSON array of objects"):
+        session.call("enqueue_many", jobs=jobs)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"on_conflict": "ignore"}, {"unique_until": "never"}, {"on_conflict": "debounce"}]
+)
+def test_a_choice_that_is_none_is_refused_in_a_batch_without_unique_keys_too(session, wrong):
+    with pytest.raises(psycopg.errors.InvalidParameterValue):
+        session.enqueue_many({"task": "t"}, {"task": "t", **wrong})
+
+
+def test_many_take_everything_that_one_takes(session):
+    one = {
+        "unique_key": "u",
+        "unique_until": "start",
+        "on_conflict": "debounce",
+        "delay_seconds": 60,
+        "max_delay_seconds": 90,
+    }
+    ((job_id, _),) = session.enqueue_many({"task": "t", **one})
+    made_ago(session, job_id, 80)
+
+    ((again, outcome),) = session.enqueue_many({"task": "t", **one})
+
+    assert (again, outcome) == (job_id, "replaced")
+    assert waiting_seconds(session, job_id) == 90
+    assert session.job(job_id).is_unique_until_start
 
 
 @pytest.mark.parametrize("jobs", ['{"task": "t"}', '"t"', "null", None])

@@ -113,12 +113,6 @@ def test_every_statement_stays_in_its_schema():
         assert "{{" not in text
 
 
-def test_a_job_without_unique_key_takes_the_plain_function():
-    assert "enqueue(" in enqueue(complete()).text
-    assert "enqueue_many(" in enqueue(complete(unique_key="u")).text
-    assert "enqueue_many(" in enqueue(NewJob(task="elsewhere")).text
-
-
 # The same on both sides of the door.
 
 

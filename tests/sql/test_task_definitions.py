@@ -118,19 +118,28 @@ def test_what_the_caller_gives_goes_first(session):
     assert decided(enqueued) == ("q", 0, 1, 0, 9, "c", "u", "i", "tenant 1", "ready")
 
 
-def test_an_insert_that_gives_every_column_is_taken_as_it_is(session):
+EVERYTHING_PLAIN = {
+    "queue": "q",
+    "priority": 0,
+    "max_attempts": 1,
+    "timeout_seconds": 1,
+    "concurrency_limit": 1,
+    "state": "ready",
+}
+
+
+def test_an_insert_that_gives_every_plain_column_gets_its_tasks_keys_all_the_same(session):
     register(session, WELCOME)
 
-    job = insert(
-        session,
-        "welcome",
-        queue="q",
-        priority=0,
-        max_attempts=1,
-        timeout_seconds=1,
-        concurrency_limit=1,
-        state="ready",
-    )
+    job = insert(session, "welcome", {"account": 7}, **EVERYTHING_PLAIN)
+
+    assert decided(job) == ("q", 0, 1, 1, 1, "account:7", "welcome:7:first", "w7", "tenant 1", "ready")
+
+
+def test_an_insert_that_says_how_long_its_key_counts_too_is_taken_as_it_is(session):
+    register(session, WELCOME)
+
+    job = insert(session, "welcome", is_unique_until_start=False, **EVERYTHING_PLAIN)
 
     assert (job.concurrency_key, job.unique_key, job.rate_key) == (None, None, None)
 

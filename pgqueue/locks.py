@@ -1,0 +1,219 @@
+"""Advisory locks for the application's own purposes: one at a time, in the whole cluster, by a name.
+
+Without a connection the lock has a session of its own and lasts until it is released, or until that
+session breaks: whoever must not go on without it asks `is_held`. On a connection of the caller's it
+belongs to the transaction and ends with it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from types import TracebackType
+from typing import Any, Self
+
+from pgqueue.database import AsyncConnection, Connection, Error, aconnect, arun, connect, errors, run
+from pgqueue.dsn import resolve
+from pgqueue.errors import ConfigurationError, LockBusy
+from pgqueue.model.encoding import checked_text
+from pgqueue.sql import locks
+
+MAX_NAME_BYTES = 200
+# Seen by whoever looks at pg_stat_activity; the server cuts it at 63 bytes.
+_APPLICATION_NAME = "pgqueue lock "
+
+
+class Lock:
+    """A named lock; made by `App.lock`. Use it as a context, or `acquire` and `release` it."""
+
+    def __init__(
+        self,
+        dsn: str | None,
+        schema: str,
+        name: str,
+        wait_seconds: float | None,
+        conn: Connection[Any] | None,
+    ) -> None:
+        self.name = _checked_name(name)
+        self._wait_seconds = _checked_wait(wait_seconds)
+        self._dsn = dsn
+        self._schema = schema
+        self._in_transaction = conn is not None
+        self._conn = conn
+
+    def acquire(self) -> bool:
+        """Take the lock, waiting as long as it was told; False if somebody else had it all the time.
+
+        Raises:
+            DatabaseUnreachable: no session could be had.
+            ConfigurationError: it is held by this object already.
+        """
+        if self._in_transaction:
+            return self._acquire_in_transaction()
+        if self._conn is not None:
+            raise ConfigurationError(f"lock {self.name!r}: it is held already")
+        conn = connect(
+            resolve(self._dsn, os.environ, schema=self._schema).dsn,
+            application_name=_APPLICATION_NAME + self.name,
+            settings={"lock_timeout": _timeout(self._wait_seconds)},
+        )
+        try:
+            ask = locks.try_session if self._wait_seconds == 0 else locks.wait_session
+            if run(conn, ask(self.name), self._schema):
+                self._conn = conn
+                return True
+        except errors.LockNotAvailable:
+            pass
+        except BaseException:
+            conn.close()
+            raise
+        conn.close()
+        return False
+
+    def _acquire_in_transaction(self) -> bool:
+        conn, schema = self._conn, self._schema
+        assert conn is not None  # noqa: S101
+        if self._wait_seconds == 0:
+            return run(conn, locks.try_transaction(self.name), schema)
+        before = run(conn, locks.lock_timeout(), schema)
+        try:
+            with conn.transaction():
+                run(conn, locks.set_lock_timeout(_timeout(self._wait_seconds), is_local=True), schema)
+                taken = run(conn, locks.wait_transaction(self.name), schema)
+                run(conn, locks.set_lock_timeout(before, is_local=True), schema)
+        except errors.LockNotAvailable:
+            return False
+        return taken
+
+    def release(self) -> None:
+        """Give the lock back; one of a transaction ends with that, and not before."""
+        if not self._in_transaction and self._conn is not None:
+            # The session's end is the lock's end, whatever state it is in.
+            self._conn.close()
+            self._conn = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the session that holds the lock still stands, as far as can be seen from here."""
+        return self._conn is not None and _stands(self._conn)
+
+    def __enter__(self) -> Self:
+        if not self.acquire():
+            raise LockBusy(self.name, self._wait_seconds or 0.0)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class AsyncLock:
+    """A named lock in an event loop; made by `App.alock`. See `Lock`."""
+
+    def __init__(
+        self,
+        dsn: str | None,
+        schema: str,
+        name: str,
+        wait_seconds: float | None,
+        conn: AsyncConnection[Any] | None,
+    ) -> None:
+        self.name = _checked_name(name)
+        self._wait_seconds = _checked_wait(wait_seconds)
+        self._dsn = dsn
+        self._schema = schema
+        self._in_transaction = conn is not None
+        self._conn = conn
+
+    async def acquire(self) -> bool:
+        """Take the lock; see `Lock.acquire`."""
+        if self._in_transaction:
+            return await self._acquire_in_transaction()
+        if self._conn is not None:
+            raise ConfigurationError(f"lock {self.name!r}: it is held already")
+        conn = await aconnect(
+            resolve(self._dsn, os.environ, schema=self._schema).dsn,
+            application_name=_APPLICATION_NAME + self.name,
+            settings={"lock_timeout": _timeout(self._wait_seconds)},
+        )
+        try:
+            ask = locks.try_session if self._wait_seconds == 0 else locks.wait_session
+            if await arun(conn, ask(self.name), self._schema):
+                self._conn = conn
+                return True
+        except errors.LockNotAvailable:
+            pass
+        except BaseException:
+            await conn.close()
+            raise
+        await conn.close()
+        return False
+
+    async def _acquire_in_transaction(self) -> bool:
+        conn, schema = self._conn, self._schema
+        assert conn is not None  # noqa: S101
+        if self._wait_seconds == 0:
+            return await arun(conn, locks.try_transaction(self.name), schema)
+        before = await arun(conn, locks.lock_timeout(), schema)
+        try:
+            async with conn.transaction():
+                await arun(conn, locks.set_lock_timeout(_timeout(self._wait_seconds), is_local=True), schema)
+                taken = await arun(conn, locks.wait_transaction(self.name), schema)
+                await arun(conn, locks.set_lock_timeout(before, is_local=True), schema)
+        except errors.LockNotAvailable:
+            return False
+        return taken
+
+    async def release(self) -> None:
+        """Give the lock back; see `Lock.release`."""
+        if not self._in_transaction and self._conn is not None:
+            await self._conn.close()
+            self._conn = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the session that holds the lock still stands; see `Lock.is_held`."""
+        return self._conn is not None and _stands(self._conn)
+
+    async def __aenter__(self) -> Self:
+        if not await self.acquire():
+            raise LockBusy(self.name, self._wait_seconds or 0.0)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.release()
+
+
+def _stands(conn: Connection[Any] | AsyncConnection[Any]) -> bool:
+    """Say whether a session stands, without asking the server: what can be read from it is its end."""
+    try:
+        if conn.closed:
+            return False
+        poll = select.poll()
+        poll.register(conn.fileno(), select.POLLIN)
+        return not poll.poll(0)
+    except (Error, OSError):
+        return False
+
+
+def _timeout(wait_seconds: float | None) -> str:
+    """Write a wait as lock_timeout takes it; 0 there means for ever."""
+    return "0" if wait_seconds is None else f"{max(1, round(wait_seconds * 1000))}ms"
+
+
+def _checked_name(name: str) -> str:
+    try:
+        return checked_text("a lock's name", name, MAX_NAME_BYTES)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
+
+
+def _checked_wait(seconds: float | None) -> float | None:
+    if seconds is not None and (
+        isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds <= 86_400
+    ):
+        raise ConfigurationError(f"wait_seconds must be between 0 and a day, or None, not {seconds!r:.60}")
+    return seconds

@@ -1,0 +1,118 @@
+"""Workers keep to rate limits together, use them to the full, and need no poll for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+from pgqueue.database import run
+from pgqueue.sql import presence
+from tests.guarantees.support import most_in_any
+from tests.process import rate_jobs
+from tests.process.support import Queue, worker
+from tests.support import wait_until
+
+APP = "tests.process.rate_jobs:app"
+# The issue's minute where there is time for it.
+SECONDS = 60 if os.environ.get("CI") == "true" else 12
+NO_POLL = ("--poll-seconds", "30")
+
+
+def starts(queue: Queue) -> list[float]:
+    return [
+        row[0]
+        for row in queue.all("SELECT extract(epoch FROM started_at)::float8 FROM pgqueue.finished_jobs")
+    ]
+
+
+def enqueue(queue: Queue, task: str, count: int, args: str = "'{}'") -> None:
+    run(queue.connection, presence.register_tasks(rate_jobs.app.registry.registrations()))
+    queue.connection.execute(
+        f"INSERT INTO pgqueue.jobs (task, args) SELECT '{task}', {args} FROM generate_series(1, {count}) AS i"
+    )
+
+
+def test_four_workers_start_a_hundred_a_second_and_never_more_than_the_burst_above_it(
+    queue: Queue, tmp_path: Path
+) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(worker(queue.dsn, tmp_path, "-q", "fast", "--log-level", "info", app=APP))
+        enqueue(queue, "hundred_a_second", 100 * SECONDS + 500)
+        wait_until(lambda: queue.count("finished_jobs") > 0)
+        time.sleep(SECONDS)
+        seen = sorted(starts(queue))
+
+    assert most_in_any(1.0, seen) <= 110
+    assert (len(seen) - 10) / (seen[-1] - seen[0]) >= 98
+    assert len(seen) > 95 * SECONDS
+
+
+def test_one_idle_worker_starts_as_many_as_a_slow_limit_allows_without_polling(
+    queue: Queue, tmp_path: Path
+) -> None:
+    with worker(queue.dsn, tmp_path, "-q", "slow", *NO_POLL, app=APP):
+        enqueue(queue, "five_a_second", 100)
+        wait_until(lambda: queue.count("finished_jobs") >= 20, 20)
+        seen = sorted(starts(queue))
+
+    assert most_in_any(1.0, seen) <= 6
+    assert (len(seen) - 1) / (seen[-1] - seen[0]) > 4.5
+
+
+def test_the_limit_of_a_queue_wakes_its_idle_worker_too(queue: Queue, tmp_path: Path) -> None:
+    with worker(queue.dsn, tmp_path, "-q", "narrow", *NO_POLL, app=APP):
+        enqueue(queue, "unlimited", 100)
+        wait_until(lambda: queue.count("finished_jobs") >= 20, 20)
+        seen = sorted(starts(queue))
+
+    assert most_in_any(1.0, seen) <= 6
+    assert (len(seen) - 1) / (seen[-1] - seen[0]) > 4.5
+
+
+def test_each_customer_has_the_limit_to_itself(queue: Queue, tmp_path: Path) -> None:
+    with worker(queue.dsn, tmp_path, "-q", "tenants", *NO_POLL, app=APP):
+        enqueue(queue, "call", 200, "jsonb_build_object('customer', i % 20)")
+        wait_until(lambda: queue.count("finished_jobs") >= 140, 20)
+
+    by_customer = queue.all(
+        "SELECT args ->> 'customer', array_agg(extract(epoch FROM started_at)::float8) "
+        "FROM pgqueue.finished_jobs GROUP BY 1"
+    )
+    assert len(by_customer) == 20
+    assert all(most_in_any(1.0, instants) <= 3 for _, instants in by_customer)
+    assert sorted(starts(queue))[139] - min(starts(queue)) < 5
+
+
+def test_a_worker_that_works_off_a_queue_waits_for_what_is_in_line(queue: Queue, tmp_path: Path) -> None:
+    enqueue(queue, "five_a_second", 6)
+
+    with worker(queue.dsn, tmp_path, "--until-empty", "-q", "slow", app=APP, is_up=False) as started:
+        ended = started.wait(30)
+
+    assert ended == 0
+    assert queue.count("finished_jobs") == 6
+
+
+def test_what_an_operator_set_outlives_the_workers_and_what_code_says_no_more_goes(
+    queue: Queue, tmp_path: Path
+) -> None:
+    queue.connection.execute("SELECT pgqueue.rate_set('queue:narrow', 7, 2)")
+    queue.connection.execute(
+        'SELECT pgqueue.rate_declare(\'[{"name": "task:unlimited", "tokens_per_second": 1, "burst": 1}]\')'
+    )
+
+    with worker(queue.dsn, tmp_path, app=APP):
+        pass
+
+    found = queue.all(
+        "SELECT name, tokens_per_second, burst, is_declared FROM pgqueue.rate_limits ORDER BY name"
+    )
+    assert found == [
+        ("api:*", 2, 1, True),
+        ("queue:narrow", 7, 2, False),
+        ("task:five_a_second", 5, 1, True),
+        ("task:hundred_a_second", 100, 10, True),
+    ]
