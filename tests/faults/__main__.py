@@ -35,7 +35,7 @@ def main() -> int:
     is_durable = not (options.steps or options.mutants or options.mutant)
     is_good = False
     try:
-        with run_folder(keep=lambda: options.keep or not is_good) as folder:
+        with run_folder(keep=lambda: not options.logs and (options.keep or not is_good)) as folder:
             try:
                 with Arena(folder, is_durable=is_durable) as arena:
                     is_good = _run(arena, options)

@@ -40,7 +40,7 @@ TICK_SECONDS = 2
 MAKE_SCHEDULE = """
 INSERT INTO pgqueue.schedules (name, cron, task, catch_up, catch_up_limit, next_tick)
 VALUES (%s, %s, 'tick', 'all', 1000,
-        to_timestamp(2 * ceil(extract(epoch FROM clock_timestamp()) / 2)::bigint))
+        to_timestamp(%s * ceil(extract(epoch FROM clock_timestamp()) / %s)::bigint))
 RETURNING next_tick
 """
 # Connections that broke, a server that has no room or goes away, statements that were cancelled or could not
@@ -139,7 +139,7 @@ class Campaign:
             for key in (*SINGLE_KEYS, *CROSSED_KEYS, "crowd"):
                 connection.execute("INSERT INTO faults.counters (key) VALUES (%s)", (key,))
             self._first_tick = Database(connection).one(
-                MAKE_SCHEDULE, SCHEDULE, f"*/{TICK_SECONDS} * * * * *"
+                MAKE_SCHEDULE, SCHEDULE, f"*/{TICK_SECONDS} * * * * *", TICK_SECONDS, TICK_SECONDS
             )
             descriptors = self._settle(Database(connection))
         for producer in self._producers:

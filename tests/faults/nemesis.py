@@ -125,6 +125,9 @@ class Nemesis:
             self.strand_connections,
         )
         if only:
+            names = [_name(fault) for fault in self._large]
+            if unknown := set(only).difference(names):
+                raise SystemExit(f"no fault {', '.join(unknown)}; there are: {', '.join(names)}")
             self._large = tuple(fault for fault in self._large if _name(fault) in only)
         elif not is_patient:
             # It takes all of a worker's patience.
