@@ -7,7 +7,7 @@ import json
 import statistics
 import sys
 
-from bench import throughput
+from bench import blocked, throughput
 
 
 def main() -> None:
@@ -20,20 +20,21 @@ def main() -> None:
     drain.add_argument("--handler", choices=("nothing", "nothing_sync"), default="nothing")
     drain.add_argument("--log-level", choices=("warning", "info"), default="warning")
     drain.add_argument("--runs", type=int, default=3)
-    wanted = parser.parse_args()
+    crowd = benches.add_parser("blocked", help=blocked.__doc__)
+    crowd.add_argument("--crowd", type=int, default=100_000, help="jobs of the full key")
+    crowd.add_argument("--jobs", type=int, default=20_000, help="the others")
+    crowd.add_argument("--runs", type=int, default=3)
+    wanted = vars(parser.parse_args())
 
-    rates = []
-    for result in throughput.measure(
-        jobs=wanted.jobs,
-        processes=wanted.processes,
-        concurrency=wanted.concurrency,
-        handler=wanted.handler,
-        log_level=wanted.log_level,
-        runs=wanted.runs,
-    ):
+    measure, figure, unit = {
+        "throughput": (throughput.measure, "jobs_per_second", "jobs/s"),
+        "blocked": (blocked.measure, "ratio", "of the time without the crowd"),
+    }[wanted.pop("bench")]
+    figures = []
+    for result in measure(**wanted):
         print(json.dumps(result), flush=True)
-        rates.append(result["jobs_per_second"])
-    print(f"median {statistics.median(rates):,.0f} jobs/s of {len(rates)} runs", file=sys.stderr)
+        figures.append(result[figure])
+    print(f"median {statistics.median(figures):,g} {unit}, of {len(figures)} runs", file=sys.stderr)
 
 
 if __name__ == "__main__":
