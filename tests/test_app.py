@@ -460,3 +460,36 @@ def test_a_breaker_that_makes_no_sense_or_is_there_already_is_refused():
         app.breaker("mail", min_calls=3)
     with pytest.raises(ConfigurationError, match="breaker 'pay': min_calls must be a whole number"):
         app.breaker("pay", min_calls=0)
+
+
+# Rate limits.
+
+
+def test_rate_limits_are_described_with_the_tasks_that_have_none():
+    app = App()
+    app.rate_limit("queue:mail", "600/min", burst=20)
+
+    @app.task(rate_limit="5/s")
+    def slow(): ...
+
+    @app.task(rate_key="api:{customer}", rate_limit="2/s")
+    def call(customer: int): ...
+
+    described = json.loads(json.dumps(app.describe()))
+
+    assert described["rate_limits"] == [
+        {"name": "api:*", "tokens_per_second": 2, "burst": 1},
+        {"name": "queue:mail", "tokens_per_second": 10, "burst": 20},
+        {"name": "task:slow", "tokens_per_second": 5, "burst": 1},
+        {"name": "task:call", "tokens_per_second": None, "burst": None},
+    ]
+
+
+def test_a_rate_limit_that_makes_no_sense_or_is_there_already_is_refused():
+    app = App()
+    app.rate_limit("queue:mail", "5/s")
+
+    with pytest.raises(ConfigurationError, match="rate limit 'queue:mail' is declared twice"):
+        app.rate_limit("queue:mail", "6/s")
+    with pytest.raises(ConfigurationError, match="rate limit 'queue:web': a rate is a number of starts"):
+        app.rate_limit("queue:web", "fast")

@@ -129,6 +129,31 @@ def test_a_second_job_with_a_unique_key_is_told_by_the_id_of_the_first(pgqueue, 
     assert rejected.err == "pgqueue: a live job already holds the unique key 'u'\n"
 
 
+def test_a_debounced_job_is_put_off_as_long_as_is_said(pgqueue, queue):
+    arguments = (
+        "enqueue",
+        "send",
+        "--unique-key",
+        "u",
+        "--unique-until",
+        "start",
+        "--on-conflict",
+        "debounce",
+    )
+    first = pgqueue(*arguments, "--in", "1m", "--max-delay", "90")
+    queue.connection.execute("UPDATE pgqueue.jobs SET created_at = created_at - interval '80 s'")
+    again = pgqueue(*arguments, "--in", "1m", "--max-delay", "90")
+    now = pgqueue(*arguments)
+
+    assert (first.out, "took these arguments" in again.err) == (again.out, True)
+    assert queue.one("SELECT extract(epoch FROM run_at - created_at)::int FROM pgqueue.jobs") == 90
+    assert queue.one("SELECT is_unique_until_start FROM pgqueue.jobs")
+    assert (now.code, now.err) == (
+        1,
+        "pgqueue: task 'send': on_conflict 'debounce' puts a job off: say delay_seconds\n",
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

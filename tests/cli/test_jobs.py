@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from datetime import UTC, datetime
+
+import pytest
+
+from pgqueue import admin
+from tests.support import PROGRAM
 
 ESCAPE = "\x1b[31mred"
 
@@ -157,6 +164,22 @@ def test_a_waiting_job_says_what_it_waits_for(pgqueue, queue):
     ]
 
 
+def test_a_job_says_how_long_its_queue_is_paused_and_why_or_that_nothing_may_start(pgqueue, queue):
+    paused, stopped, limited = (queue.enqueue(queue=name) for name in ("paused", "stopped", "limited"))
+    pgqueue("queues", "pause", "paused", "--for", "30m", "--reason", "deploy")
+    pgqueue("queues", "limit", "stopped", 0, "--reason", "broken")
+    pgqueue("queues", "limit", "limited", 3)
+
+    shown = [pgqueue("jobs", "show", job_id).out for job_id in (paused, stopped, limited)]
+
+    assert [out.splitlines()[0] for out in shown] == [
+        f"job {paused} is ready, but the queue 'paused' is paused for another 30 min: deploy",
+        f"job {stopped} is ready, but the queue 'stopped' may start nothing: broken",
+        f"job {limited} is ready and has waited 0 s for a worker",
+    ]
+    assert "limited (at most 3 of its jobs run at a time)" in shown[2]
+
+
 def test_a_succeeded_job_is_shown_with_its_result(pgqueue, queue):
     job_id = queue.succeed('{"sent": true}')
 
@@ -253,6 +276,108 @@ def test_retry_lets_jobs_run_and_refuses_the_others(pgqueue, queue):
         done: "refused",
         running: "refused",
     }
+
+
+# Cancelling by a filter.
+
+
+@pytest.fixture
+def runaway(queue):
+    """Jobs of a task that went wild, in each state, and one of another task."""
+    queue.run(task="wild", queue="a")
+    queue.enqueue("wild", queue="a", delay_seconds=60)
+    for _ in range(2):
+        queue.enqueue("wild", queue="b")
+    queue.enqueue("tame", queue="b")
+    return queue
+
+
+def states_of(queue, task):
+    return dict(
+        queue.connection.execute(
+            "SELECT state, count(*) FROM pgqueue.jobs WHERE task = %s GROUP BY 1", [task]
+        ).fetchall()
+    )
+
+
+def test_jobs_that_match_are_counted_and_then_cancelled(pgqueue, runaway):
+    counted = pgqueue("jobs", "cancel", "--task", "wild", "--dry-run")
+    ended = pgqueue("jobs", "cancel", "--task", "wild", "--yes", "--reason", "runaway")
+
+    assert counted.out == "4 jobs (1 scheduled, 2 ready, 1 running) would be cancelled\n"
+    assert (ended.code, ended.out) == (0, "")
+    assert ended.err == "cancelled 3 jobs\nasked 1 running job to stop\n"
+    assert (states_of(runaway, "wild"), states_of(runaway, "tame")) == ({"running": 1}, {"ready": 1})
+    assert runaway.one("SELECT DISTINCT reason FROM pgqueue.finished_jobs") == "runaway"
+
+
+def test_every_filter_narrows_it_down(pgqueue, runaway):
+    runaway.connection.execute(
+        "UPDATE pgqueue.jobs SET created_at = clock_timestamp() - interval '2 h' WHERE id = 3"
+    )
+
+    def matching(*filters):
+        return pgqueue("jobs", "cancel", *filters, "--dry-run", "--json").json
+
+    assert matching("--queue", "b") == {"matching": 3, "states": {"ready": 3}}
+    assert matching("--queue", "b", "--task", "wild")["matching"] == 2
+    assert matching("--state", "running", "--state", "scheduled")["matching"] == 2
+    assert matching("--state", "live")["matching"] == 5
+    assert matching("--state", "ready", "--older-than", "1h")["matching"] == 1
+    assert matching("--task", "nobody") == {"matching": 0, "states": {}}
+
+
+def test_nobody_is_asked_where_nobody_can_answer(pgqueue, runaway):
+    ended = pgqueue("jobs", "cancel", "--task", "wild", stdin="y\n")
+
+    assert ended.code == 2
+    assert (
+        "4 jobs (1 scheduled, 2 ready, 1 running) match; to cancel them without being asked, add --yes"
+        in ended.err
+    )
+    assert sum(states_of(runaway, "wild").values()) == 4
+
+
+@pytest.mark.parametrize(("answer", "code", "left"), [("n\n", 1, 2), ("y\n", 0, 0)])
+def test_a_person_is_asked_at_the_terminal(runaway, answer, code, left):
+    """A real terminal: what it shows comes back with what is typed."""
+    controller, terminal = os.openpty()
+    command = [*PROGRAM, "jobs", "cancel", "--task", "wild", "--state", "ready"]
+    with subprocess.Popen(
+        command,
+        stdin=terminal,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PGQUEUE_DSN": runaway.dsn},
+    ) as process:
+        os.write(controller, answer.encode())
+        _, err = process.communicate(timeout=30)
+    os.close(controller)
+    os.close(terminal)
+
+    assert err.startswith("Cancel 2 jobs (2 ready)? [y/N]: ")
+    assert process.returncode == code
+    assert states_of(runaway, "wild").get("ready", 0) == left
+
+
+def test_what_is_enqueued_during_the_run_is_left_alone(pgqueue, queue, monkeypatch):
+    monkeypatch.setattr(admin, "BATCH", 2)
+    for _ in range(5):
+        queue.enqueue()
+    counts, until = admin.count_live(queue.connection, admin.LiveFilter(states=["ready"]))
+    later = queue.enqueue()
+
+    batches = list(admin.cancel_matching(queue.connection, admin.LiveFilter(states=["ready"]), until))
+
+    assert counts == {"ready": 5}
+    assert [len(batch) for batch in batches] == [2, 2, 1]
+    assert queue.one("SELECT array_agg(id) FROM pgqueue.jobs") == [later]
+
+
+def test_ids_and_filters_exclude_each_other(pgqueue):
+    for arguments in (["5", "--task", "wild"], ["5", "--dry-run"], ["--yes"]):
+        assert pgqueue("jobs", "cancel", *arguments).code == 2, arguments
 
 
 def test_jobs_to_act_on_must_be_named(pgqueue):

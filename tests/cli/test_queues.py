@@ -47,3 +47,87 @@ def test_no_queues_is_said_on_stderr(pgqueue):
     ended = pgqueue("queues", "list")
 
     assert (ended.code, ended.out, ended.err) == (0, "", "no queues\n")
+
+
+# Holding queues back.
+
+
+def test_a_paused_queue_says_until_when_and_why(pgqueue, queue):
+    queue.enqueue(queue="mail")
+    queue.enqueue(queue="web")
+
+    paused = pgqueue("queues", "pause", "mail", "web", "--for", "30m", "--reason", "provider is down")
+    resumed = pgqueue("queues", "resume", "web")
+
+    mail, web = pgqueue("queues", "list").rows
+    assert (paused.code, paused.out, paused.err) == (0, "", "paused mail\npaused web\n")
+    assert resumed.err == "resumed web\n"
+    assert mail.endswith("paused for another 30 min: provider is down")
+    assert web.endswith(" 0 no worker")
+    assert queue.claim("mail") == []
+
+
+def test_a_pause_that_is_over_is_none(pgqueue, queue):
+    pgqueue("queues", "pause", "mail", "--for", "1h")
+    queue.connection.execute("UPDATE pgqueue.queues SET paused_until = clock_timestamp()")
+
+    (mail,) = pgqueue("queues", "list", "--json").json
+
+    assert (mail["is_paused"], mail["max_running"]) == (False, None)
+
+
+def test_a_pause_can_have_an_end_with_a_time_zone(pgqueue, queue):
+    done = pgqueue("queues", "pause", "mail", "--until", "2030-01-31T14:00:00+07:00")
+    naive = pgqueue("queues", "pause", "mail", "--until", "2030-01-31T14:00:00")
+
+    (mail,) = pgqueue("queues", "list", "--json").json
+    assert (done.code, mail["paused_until"]) == (0, "2030-01-31T07:00:00Z")
+    assert naive.code == 2
+    assert "has no time zone" in naive.err
+
+
+def test_all_queues_are_paused_and_resumed_one_job_at_a_time(pgqueue, queue):
+    queue.see_worker(["idle"])
+    for _ in range(2):
+        queue.enqueue(queue="mail")
+
+    paused = pgqueue("queues", "pause", "--all", "--json")
+    resumed = pgqueue("queues", "resume", "--all", "--slots", 1)
+    claimed = [queue.claim("mail") for _ in range(2)]
+
+    assert paused.json == {"queues": ["idle", "mail"]}
+    assert resumed.err == "resumed idle\nresumed mail\n"
+    assert [len(each) for each in claimed] == [1, 0]
+    assert pgqueue("queues", "list").rows[1].startswith("mail 1 0 0 1/1 0 ")
+
+
+def test_a_ceiling_is_set_shown_and_lifted(pgqueue, queue):
+    limited = pgqueue("queues", "limit", "reports", 3, "--reason", "small server")
+    shown = pgqueue("queues", "list").rows
+    lifted = pgqueue("queues", "limit", "reports", "none")
+
+    assert limited.err == "reports: at most 3 jobs at a time\n"
+    assert shown == ["reports 0 0 0 0/3 0 - 0 small server"]
+    assert lifted.err == "reports has no limit\n"
+    assert pgqueue("queues", "list").rows == ["reports 0 0 0 0 0 - 0"]
+
+
+def test_what_makes_no_sense_is_wrong_usage(pgqueue):
+    for arguments in (
+        ["pause"],
+        ["pause", "mail", "--all"],
+        ["pause", "mail", "--for", "1h", "--until", "2030-01-31T14:00:00Z"],
+        ["resume"],
+        ["resume", "mail", "--slots", "-1"],
+        ["limit", "mail"],
+        ["limit", "mail", "few"],
+        ["limit", "mail", "-1"],
+        ["limit", "mail", "99999999999"],
+    ):
+        assert pgqueue("queues", *arguments).code == 2, arguments
+
+
+def test_nothing_to_resume_is_said(pgqueue):
+    ended = pgqueue("queues", "resume", "--all")
+
+    assert (ended.code, ended.err) == (0, "no queues\n")

@@ -69,6 +69,14 @@ def test_zero_is_honoured_where_it_makes_sense():
         ({"unrecoverable": [int]}, "task 'charge': unrecoverable lists exception classes, <class 'int'>"),
         ({"unrecoverable": [ValueError()]}, "task 'charge': unrecoverable lists exception classes"),
         ({"on_conflict": "ignore"}, "task 'charge': on_conflict must be one of skip, replace, reject"),
+        ({"unique_until": "never"}, "task 'charge': unique_until must be one of end, start"),
+        ({"rate_limit": "fast"}, "task 'charge': a rate is a number of starts and a time"),
+        ({"rate_limit": "5/s", "rate_burst": 0}, "task 'charge': burst must be a whole number"),
+        ({"rate_burst": 5}, "task 'charge': rate_burst goes with rate_limit"),
+        (
+            {"rate_key": "{tenant}", "rate_limit": "5/s"},
+            "task 'charge': rate_limit is for the keys that begin",
+        ),
         ({"store_result": "yes"}, "task 'charge': store_result must be True or False"),
         ({"transactional": 1}, "task 'charge': transactional must be True or False"),
         ({"unique_key": "{order}"}, "task 'charge': unique_key: '{order}' names 'order', which is no arg"),
@@ -179,6 +187,38 @@ def test_keys_are_made_from_the_arguments_and_the_defaults_of_those_not_given():
         "charge:7",
     )
     assert given.unique_key == "u:umbrella:7"
+
+
+def test_how_long_a_key_counts_is_said_with_the_task_or_the_job():
+    task = define(charge, unique_key="{order_id}", unique_until="start")
+
+    assert task.registration()["is_unique_until_start"]
+    assert task.new_job((7,)).unique_until == "start"
+    assert task.new_job((7,), options=JobOptions(unique_until="end")).unique_until == "end"
+
+
+def test_debounce_needs_a_delay():
+    task = define(charge, unique_key="{order_id}", on_conflict="debounce")
+
+    job = task.new_job((7,), options=JobOptions(delay_seconds=5, max_delay_seconds=30))
+
+    assert (job.on_conflict, job.delay_seconds, job.max_delay_seconds) == ("debounce", 5, 30)
+    for refused in (
+        lambda: task.new_job((7,)),
+        lambda: unregistered_job("elsewhere", {}, JobOptions(on_conflict="debounce", unique_key="u")),
+    ):
+        with pytest.raises(InvalidJob, match="on_conflict 'debounce' puts a job off: say delay_seconds"):
+            refused()
+
+
+def test_a_rate_limit_is_for_the_task_or_for_each_of_its_keys():
+    whole, each = (
+        define(charge, rate_limit="100/s"),
+        define(charge, rate_key="t:{tenant}", rate_limit="5/min"),
+    )
+
+    assert (whole.rate_limit_name, str(whole.rate_limit)) == ("task:charge", "100/s with burst 10")
+    assert (each.rate_limit_name, str(each.rate_limit)) == ("t:*", "5/min with burst 1")
 
 
 def test_a_key_that_cannot_be_made_is_refused_at_the_door():
