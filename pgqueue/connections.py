@@ -21,7 +21,7 @@ from typing import Any
 
 from pgqueue import database
 from pgqueue.database import AsyncConnection, Connection
-from pgqueue.dsn import configured, resolve
+from pgqueue.dsn import aresolve, resolve
 from pgqueue.errors import DatabaseUnreachable
 
 _Kept = deque[tuple[float, Any]]
@@ -146,11 +146,7 @@ class AsyncConnections:
 
     async def _locate(self) -> str:
         if self._dsn is None:
-            found = configured(self._explicit, os.environ)
-            if found is None:
-                # Starting the embedded server takes seconds, and the loop has other things to do.
-                found = await asyncio.to_thread(resolve, self._explicit, os.environ, schema=self._schema)
-            self._dsn = found.dsn
+            self._dsn = (await aresolve(self._explicit, os.environ, schema=self._schema)).dsn
         return self._dsn
 
     def _start_empty(self) -> None:

@@ -26,6 +26,7 @@ __all__ = [
     "Connection",
     "Error",
     "aconnect",
+    "arenew",
     "arun",
     "connect",
     "cut",
@@ -37,6 +38,7 @@ __all__ = [
     "is_of_connection",
     "normalise",
     "redact",
+    "renew",
     "run",
     "unreachable",
     "watched",
@@ -163,6 +165,24 @@ async def arun(connection: AsyncConnection[Any], statement: Statement[T], schema
         return statement.read(await cursor.fetchall() if cursor.description else ())
 
 
+def renew(connection: Connection[Any]) -> None:
+    """Make an idle session of ours like new after somebody else has used it; close it if that fails."""
+    try:
+        connection.row_factory = tuple_row
+        connection.execute(_LIKE_NEW)
+    except psycopg.Error:
+        connection.pgconn.finish()
+
+
+async def arenew(connection: AsyncConnection[Any]) -> None:
+    """Make an idle async session of ours like new; see `renew`."""
+    try:
+        connection.row_factory = tuple_row
+        await connection.execute(_LIKE_NEW)
+    except psycopg.Error:
+        connection.pgconn.finish()
+
+
 def cut(connection: Connection[Any] | AsyncConnection[Any]) -> None:
     """Break a connection whose other side does not answer; whoever waits on it hears at once, in any thread.
 
@@ -236,6 +256,19 @@ def unreachable(dsn: str, error: BaseException) -> DatabaseUnreachable:
 
 # A timeout set for the role holds until ours is set.
 _SETTING_TRIES = 5
+
+# Whatever a session can keep beyond its transactions. DISCARD ALL would do it too, and would throw our own
+# prepared statements away each time.
+_LIKE_NEW = b"""
+RESET SESSION AUTHORIZATION;
+RESET ALL;
+SET default_transaction_isolation TO 'read committed';
+CLOSE ALL;
+UNLISTEN *;
+SELECT pg_advisory_unlock_all();
+DISCARD TEMP;
+DISCARD SEQUENCES
+"""
 
 
 def _setting(settings: Mapping[str, str] | None, version: int) -> bytes:

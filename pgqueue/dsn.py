@@ -7,6 +7,7 @@ nobody should find out later that their jobs lie in a place they did not choose.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -60,6 +61,15 @@ def resolve(
         EmbeddedServerError: it is installed and does not start.
     """
     return configured(explicit, environ) or _embedded_dsn(schema, say or _say)
+
+
+async def aresolve(explicit: str | None, environ: Mapping[str, str], *, schema: str) -> ResolvedDsn:
+    """Give the DSN to use without holding up the running loop; see `resolve`."""
+    found = configured(explicit, environ)
+    if found is None:
+        # Starting the embedded server takes seconds, and the loop has other things to do.
+        found = await asyncio.to_thread(resolve, explicit, environ, schema=schema)
+    return found
 
 
 def _embedded_dsn(schema: str, say: Callable[[str], None]) -> ResolvedDsn:

@@ -82,15 +82,7 @@ class UnknownTask(InvalidJob):
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
         self.name, self.known = name, sorted(known)
-        near = get_close_matches(name, self.known, n=1)
-        if near:
-            hint = f"did you mean {near[0]!r}?"
-        elif self.known:
-            listed = ", ".join(self.known[:10])
-            hint = "known: " + listed + (", …" if len(self.known) > 10 else "")
-        else:
-            hint = "no task is registered yet"
-        super().__init__(f"no task {name!r}; {hint}")
+        super().__init__(f"no task {name!r}; {_hint(name, self.known, 'no task is registered yet')}")
 
 
 class InvalidArguments(InvalidJob):
@@ -138,12 +130,7 @@ class UnknownSchedule(PgqueueError, LookupError):
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
         self.name, self.known = name, sorted(known)
-        near = get_close_matches(name, self.known, n=1)
-        if near:
-            hint = f"did you mean {near[0]!r}?"
-        else:
-            hint = "see: pgqueue schedules list" if self.known else "there are none yet"
-        super().__init__(f"no schedule {name!r}; {hint}")
+        super().__init__(f"no schedule {name!r}; {_hint(name, self.known, 'there is none yet')}")
 
 
 class ScheduleConflict(PgqueueError):
@@ -168,14 +155,8 @@ class BreakerNotFound(PgqueueError, LookupError):
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
         self.name, self.known = name, sorted(known)
-        near = get_close_matches(name, self.known, n=1)
-        if near:
-            hint = f"did you mean {near[0]!r}?"
-        elif self.known:
-            hint = "known: " + ", ".join(self.known[:10]) + (", …" if len(self.known) > 10 else "")
-        else:
-            hint = "there is none; a worker makes those that its tasks name"
-        super().__init__(f"no breaker {name!r}; {hint}")
+        none_known = "there is none; a worker makes those that its tasks name"
+        super().__init__(f"no breaker {name!r}; {_hint(name, self.known, none_known)}")
 
 
 class RateLimitNotFound(PgqueueError, LookupError):
@@ -183,9 +164,7 @@ class RateLimitNotFound(PgqueueError, LookupError):
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
         self.name, self.known = name, sorted(known)
-        near = get_close_matches(name, self.known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        super().__init__(f"no rate limit {name!r}{hint}")
+        super().__init__(f"no rate limit {name!r}; {_hint(name, self.known, 'there is none')}")
 
 
 # Looking at a job afterwards.
@@ -268,6 +247,15 @@ class JobTimeout(PgqueueError):
 
 class LeaseLost(PgqueueError):
     """The lease ran out and another attempt may be running: stop, write nothing."""
+
+
+def _hint(name: str, known: list[str], none_known: str) -> str:
+    """Say what else could have been meant."""
+    if near := get_close_matches(name, known, n=1):
+        return f"did you mean {near[0]!r}?"
+    if known:
+        return "known: " + ", ".join(known[:10]) + (", …" if len(known) > 10 else "")
+    return none_known
 
 
 def _checked_seconds(name: str, seconds: float) -> float:

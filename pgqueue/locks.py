@@ -9,37 +9,59 @@ from __future__ import annotations
 
 import os
 import select
+from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 from pgqueue.database import AsyncConnection, Connection, Error, aconnect, arun, connect, errors, run
-from pgqueue.dsn import resolve
+from pgqueue.dsn import aresolve, resolve
 from pgqueue.errors import ConfigurationError, LockBusy
 from pgqueue.model.encoding import checked_text
-from pgqueue.sql import locks
+from pgqueue.sql import Statement, locks
+
+C = TypeVar("C", Connection[Any], AsyncConnection[Any])
 
 MAX_NAME_BYTES = 200
 # Seen by whoever looks at pg_stat_activity; the server cuts it at 63 bytes.
 _APPLICATION_NAME = "pgqueue lock "
 
 
-class Lock:
-    """A named lock; made by `App.lock`. Use it as a context, or `acquire` and `release` it."""
+class _Lock(Generic[C]):
+    """What both kinds have in common: C is the kind of connection."""
 
     def __init__(
-        self,
-        dsn: str | None,
-        schema: str,
-        name: str,
-        wait_seconds: float | None,
-        conn: Connection[Any] | None,
+        self, dsn: str | None, schema: str, name: str, wait_seconds: float | None, conn: C | None
     ) -> None:
         self.name = _checked_name(name)
         self._wait_seconds = _checked_wait(wait_seconds)
         self._dsn = dsn
         self._schema = schema
         self._in_transaction = conn is not None
-        self._conn = conn
+        self._conn: C | None = conn
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the session that holds the lock still stands, as far as can be seen from here."""
+        return self._conn is not None and _stands(self._conn)
+
+    def _settings(self) -> dict[str, str]:
+        """Give the session's settings; its name by SET, because a DSN's own would override ours."""
+        return {
+            "lock_timeout": _timeout(self._wait_seconds),
+            "application_name": _APPLICATION_NAME + self.name,
+        }
+
+    def _question(self) -> Statement[bool]:
+        ask = locks.try_session if self._wait_seconds == 0 else locks.wait_session
+        return ask(self.name)
+
+    def _refuse_twice(self) -> None:
+        if self._conn is not None:
+            raise ConfigurationError(f"lock {self.name!r}: it is held already")
+
+
+class Lock(_Lock[Connection[Any]]):
+    """A named lock; made by `App.lock`. Use it as a context, or `acquire` and `release` it."""
 
     def acquire(self) -> bool:
         """Take the lock, waiting as long as it was told; False if somebody else had it all the time.
@@ -50,16 +72,11 @@ class Lock:
         """
         if self._in_transaction:
             return self._acquire_in_transaction()
-        if self._conn is not None:
-            raise ConfigurationError(f"lock {self.name!r}: it is held already")
-        conn = connect(
-            resolve(self._dsn, os.environ, schema=self._schema).dsn,
-            application_name=_APPLICATION_NAME + self.name,
-            settings={"lock_timeout": _timeout(self._wait_seconds)},
-        )
+        self._refuse_twice()
+        found = resolve(self._dsn, os.environ, schema=self._schema)
+        conn = connect(found.dsn, settings=self._settings())
         try:
-            ask = locks.try_session if self._wait_seconds == 0 else locks.wait_session
-            if run(conn, ask(self.name), self._schema):
+            if run(conn, self._question(), self._schema):
                 self._conn = conn
                 return True
         except errors.LockNotAvailable:
@@ -88,14 +105,12 @@ class Lock:
     def release(self) -> None:
         """Give the lock back; one of a transaction ends with that, and not before."""
         if not self._in_transaction and self._conn is not None:
-            # The session's end is the lock's end, whatever state it is in.
-            self._conn.close()
-            self._conn = None
-
-    @property
-    def is_held(self) -> bool:
-        """Whether the session that holds the lock still stands, as far as can be seen from here."""
-        return self._conn is not None and _stands(self._conn)
+            # The session's end is the lock's end, whatever state it is in; but the server takes a moment
+            # to notice that, and whoever asks after this must find the lock free.
+            conn, self._conn = self._conn, None
+            with suppress(Error):
+                run(conn, locks.unlock_session(self.name), self._schema)
+            conn.close()
 
     def __enter__(self) -> Self:
         if not self.acquire():
@@ -108,38 +123,18 @@ class Lock:
         self.release()
 
 
-class AsyncLock:
+class AsyncLock(_Lock[AsyncConnection[Any]]):
     """A named lock in an event loop; made by `App.alock`. See `Lock`."""
-
-    def __init__(
-        self,
-        dsn: str | None,
-        schema: str,
-        name: str,
-        wait_seconds: float | None,
-        conn: AsyncConnection[Any] | None,
-    ) -> None:
-        self.name = _checked_name(name)
-        self._wait_seconds = _checked_wait(wait_seconds)
-        self._dsn = dsn
-        self._schema = schema
-        self._in_transaction = conn is not None
-        self._conn = conn
 
     async def acquire(self) -> bool:
         """Take the lock; see `Lock.acquire`."""
         if self._in_transaction:
             return await self._acquire_in_transaction()
-        if self._conn is not None:
-            raise ConfigurationError(f"lock {self.name!r}: it is held already")
-        conn = await aconnect(
-            resolve(self._dsn, os.environ, schema=self._schema).dsn,
-            application_name=_APPLICATION_NAME + self.name,
-            settings={"lock_timeout": _timeout(self._wait_seconds)},
-        )
+        self._refuse_twice()
+        found = await aresolve(self._dsn, os.environ, schema=self._schema)
+        conn = await aconnect(found.dsn, settings=self._settings())
         try:
-            ask = locks.try_session if self._wait_seconds == 0 else locks.wait_session
-            if await arun(conn, ask(self.name), self._schema):
+            if await arun(conn, self._question(), self._schema):
                 self._conn = conn
                 return True
         except errors.LockNotAvailable:
@@ -168,13 +163,10 @@ class AsyncLock:
     async def release(self) -> None:
         """Give the lock back; see `Lock.release`."""
         if not self._in_transaction and self._conn is not None:
-            await self._conn.close()
-            self._conn = None
-
-    @property
-    def is_held(self) -> bool:
-        """Whether the session that holds the lock still stands; see `Lock.is_held`."""
-        return self._conn is not None and _stands(self._conn)
+            conn, self._conn = self._conn, None
+            with suppress(Error):
+                await arun(conn, locks.unlock_session(self.name), self._schema)
+            await conn.close()
 
     async def __aenter__(self) -> Self:
         if not await self.acquire():

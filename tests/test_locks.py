@@ -94,6 +94,14 @@ def test_a_holder_whose_session_was_ended_knows_it_and_the_lock_is_free(app, fas
             pass
 
 
+def test_a_holder_is_seen_by_its_locks_name_whatever_the_dsn_calls_itself(fast_dsn, connect):
+    conn = connect(fast_dsn)
+    named = psycopg.conninfo.make_conninfo(fast_dsn, application_name="shop")
+
+    with pgqueue.App(named) as app, app.lock("report"):
+        assert sessions(conn) == 1
+
+
 def test_on_a_connection_of_the_callers_it_ends_with_the_transaction(app, fast_dsn, connect):
     conn = connect(fast_dsn, autocommit=False)
     with app.lock("report", conn=conn):

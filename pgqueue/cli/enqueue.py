@@ -17,6 +17,7 @@ from pgqueue.cli.options import (
     AT_EXAMPLE,
     DURATION,
     INSTANT,
+    Command,
     complete_queue,
     complete_task,
     database_options,
@@ -34,6 +35,18 @@ if TYPE_CHECKING:
 MAX_TEXT_BYTES = 16 * 1_048_576
 
 MakeJob = Callable[[str, dict[str, Any], "JobOptions"], "NewJob"]
+
+
+def known_task_options(command: Command) -> Command:
+    """Add --app and --force: what the task and its arguments are checked against, and that they are not."""
+    app = click.option(
+        "--app",
+        envvar="PGQUEUE_APP",
+        metavar="MODULE:NAME",
+        help="Check the arguments against this application's tasks. "
+        "Also [tool.pgqueue] app in pyproject.toml.",
+    )
+    return app(click.option("--force", is_flag=True, help="Also for a task that nobody knows.")(command))
 
 
 @click.command(short_help="Add a job, or a file of them.")
@@ -74,13 +87,7 @@ MakeJob = Callable[[str, dict[str, Any], "JobOptions"], "NewJob"]
 @click.option(
     "--header", "headers", multiple=True, metavar="NAME=VALUE", help="Kept with the job; may be repeated."
 )
-@click.option(
-    "--app",
-    envvar="PGQUEUE_APP",
-    metavar="MODULE:NAME",
-    help="Check the arguments against this application's tasks. Also [tool.pgqueue] app in pyproject.toml.",
-)
-@click.option("--force", is_flag=True, help="Also for a task that nobody knows.")
+@known_task_options
 @json_option
 @database_options
 def command(

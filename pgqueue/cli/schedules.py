@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from pgqueue.cli import output
-from pgqueue.cli.enqueue import application_of, read_args
+from pgqueue.cli.enqueue import application_of, known_task_options, read_args
 from pgqueue.cli.options import (
     complete_queue,
     complete_schedule,
@@ -235,13 +235,7 @@ def run_now(name: str, as_json: bool, dsn: str | None, schema: str) -> None:
 @click.option("--queue", "-q", shell_complete=complete_queue, metavar="NAME", help="Instead of the task's.")
 @click.option("--priority", type=int, metavar="N", help="Instead of the task's; 0 goes first.")
 @click.option("--replace", is_flag=True, help="Change the schedule of this name, if it was added here.")
-@click.option(
-    "--app",
-    envvar="PGQUEUE_APP",
-    metavar="MODULE:NAME",
-    help="Check the arguments against this application's tasks. Also [tool.pgqueue] app in pyproject.toml.",
-)
-@click.option("--force", is_flag=True, help="Also for a task that nobody knows.")
+@known_task_options
 @json_option
 @database_options
 def add(

@@ -226,10 +226,9 @@ class Finisher:
                 found.update(landed)
             except Error as error:
                 # What a stranger wrote into a job's history, say: no reason to end the worker.
-                self._log.error("cannot tell what was written", error=redact(str(error)).partition("\n")[0])
+                self._cannot_tell(error)
         if unsettled := [item.held for item in missing if item.held.is_transactional]:
-            ids = await self._insist(_settled(unsettled))
-            found.update(dict.fromkeys(ids, "settled"))
+            found.update(dict.fromkeys(await self._settled(unsettled), "settled"))
         return found
 
     async def _insist(self, question: Statement[T]) -> T:
@@ -240,9 +239,20 @@ class Finisher:
             except DatabaseLost:
                 continue
 
+    async def _settled(self, held: Sequence[Held]) -> list[int]:
+        """Give the jobs whose attempts have ended themselves, as far as can be found out."""
+        try:
+            return await self._insist(_settled(held))
+        except Error as error:
+            self._cannot_tell(error)
+            return []
+
+    def _cannot_tell(self, error: Error) -> None:
+        self._log.error("cannot tell what was written", error=redact(str(error)).partition("\n")[0])
+
     async def settle_or_lose(self, held: Held, lose: Callable[[Held], None]) -> None:
         """Find out whether an attempt whose row is gone has ended itself; of that its child will tell."""
-        is_settled = held.row.job_id in await self._insist(_settled([held]))
+        is_settled = held.row.job_id in await self._settled([held])
         if not is_settled and held.serial in self._ledger.held and not (held.is_finishing or held.is_lost):
             lose(held)
 

@@ -16,7 +16,18 @@ from enum import Enum, auto
 from typing import Any
 
 from pgqueue.connections import AsyncConnections, Connections
-from pgqueue.database import AsyncConnection, Connection, Error, arun, errors, is_infrastructure, redact, run
+from pgqueue.database import (
+    AsyncConnection,
+    Connection,
+    Error,
+    arenew,
+    arun,
+    errors,
+    is_infrastructure,
+    redact,
+    renew,
+    run,
+)
 from pgqueue.errors import DatabaseUnreachable, LeaseLost
 from pgqueue.model.outcome import Ending, Outcome, clean
 from pgqueue.model.task import TaskDefinition
@@ -86,6 +97,8 @@ class Once:
                         )
                     course.stage = _Stage.COMMITTING
                 course.stage = _Stage.OVER
+                # No job is to run under another one's role, search_path or temporary tables.
+                renew(conn)
             except BaseException:
                 # What a broken transaction leaves behind is not for the next attempt.
                 course.is_broken = conn.closed
@@ -115,6 +128,7 @@ class Once:
                             course.outcome = _settled(attempt, await arun(conn, finish, self._schema))
                         course.stage = _Stage.COMMITTING
                     course.stage = _Stage.OVER
+                    await arenew(conn)
                 except BaseException:
                     course.is_broken = conn.closed
                     conn.pgconn.finish()

@@ -34,6 +34,10 @@ def wait_session(name: str) -> Statement[bool]:
     return Statement(_TEXT["wait_session"], {"name": name}, first_value)
 
 
+def unlock_session(name: str) -> Statement[bool]:
+    return Statement(_TEXT["unlock_session"], {"name": name}, first_value)
+
+
 def try_transaction(name: str) -> Statement[bool]:
     """Give whether the lock is ours now."""
     return Statement(_TEXT["try_transaction"], {"name": name}, first_value)

@@ -8,6 +8,9 @@ SELECT pg_try_advisory_lock(hashtextextended('{{schema}}.lock:' || %(name)s::tex
 -- Take a lock for the session, waiting as long as lock_timeout says.
 SELECT pg_advisory_lock(hashtextextended('{{schema}}.lock:' || %(name)s::text, 0)) IS NOT NULL;
 
+-- name: unlock_session
+SELECT pg_advisory_unlock(hashtextextended('{{schema}}.lock:' || %(name)s::text, 0));
+
 -- name: try_transaction
 -- Take a lock until the end of the transaction if it is free now.
 SELECT pg_try_advisory_xact_lock(hashtextextended('{{schema}}.lock:' || %(name)s::text, 0));

@@ -73,7 +73,7 @@ def test_what_makes_no_sense_is_wrong_usage(pgqueue, arguments, said):
 def test_a_limit_that_is_not_there_cannot_be_removed(pgqueue):
     ended = pgqueue("limits", "remove", "task:send")
 
-    assert (ended.code, ended.err) == (1, "pgqueue: no rate limit 'task:send'\n")
+    assert (ended.code, ended.err) == (1, "pgqueue: no rate limit 'task:send'; there is none\n")
 
 
 def test_no_limits_is_said_on_stderr(pgqueue):

@@ -182,7 +182,7 @@ def test_an_application_checks_the_arguments(pgqueue, queue, application):
         (["add", "nightly", "@daily", "send", "--replace"], 1, "is declared in the code of shop:app"),
         (["remove", "nightly"], 1, "take it out there, or pause it: pgqueue schedules pause nightly"),
         (["pause", "nighlty"], 1, "no schedule 'nighlty'; did you mean 'nightly'?"),
-        (["run-now", "foo"], 1, "no schedule 'foo'; see: pgqueue schedules list"),
+        (["run-now", "foo"], 1, "no schedule 'foo'; known: "),
         (["next", "3", "nope"], 1, "no schedule 'nope'"),
         (["next", "0"], 2, "0 is not in the range"),
         (["next", "2", "nightly", "--cron", "@daily"], 2, "either --cron or the names"),

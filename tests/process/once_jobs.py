@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import psycopg
+from psycopg.rows import dict_row
 
 import pgqueue
 from pgqueue import JobContext
@@ -33,6 +34,20 @@ CREATE CONSTRAINT TRIGGER hold_commit AFTER INSERT ON payments DEFERRABLE INITIA
 CREATE TABLE calls (job_id bigint NOT NULL, attempt integer NOT NULL, what text NOT NULL, key text NOT NULL);
 """
 _HOLD = f"SELECT pg_advisory_xact_lock_shared({HOLD})"
+# What a session keeps beyond its transactions.
+_TRACES = """
+SELECT pg_backend_pid(), current_setting('search_path'), to_regclass('pg_temp.trace') IS NULL,
+    (SELECT count(*) FROM pg_listening_channels()), current_setting('default_transaction_isolation'),
+    (SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND objid = 4712)
+"""
+_LEAVE = """
+SET search_path TO pg_catalog;
+SET default_transaction_isolation TO 'serializable';
+CREATE TEMPORARY TABLE trace ();
+LISTEN trace;
+SELECT pg_advisory_lock(4712);
+SET lock_timeout TO '7s'
+"""
 _PAY = "INSERT INTO payments (job_id, attempt, is_held_at_commit) VALUES (%s, %s, %s)"
 
 
@@ -107,6 +122,23 @@ def crash_the_session(tx: psycopg.Connection, job: JobContext) -> None:
     tx.execute(_PAY, (job.job_id, job.attempt, False))
     tx.pgconn.finish()
     tx.execute("SELECT 1")
+
+
+@app.task(transactional=True)
+def leave_traces(tx: psycopg.Connection, job: JobContext) -> list[object]:
+    """Say what the session is like, and leave it otherwise."""
+    found = tx.execute(_TRACES).fetchone()
+    tx.row_factory = dict_row
+    tx.execute(_LEAVE)
+    return list(found)
+
+
+@app.task(transactional=True)
+async def leave_traces_async(tx: psycopg.AsyncConnection, job: JobContext) -> list[object]:
+    found = await (await tx.execute(_TRACES)).fetchone()
+    tx.row_factory = dict_row
+    await tx.execute(_LEAVE)
+    return list(found)
 
 
 # Effects elsewhere: `calls` stands for the world outside, written by a connection of its own.

@@ -115,6 +115,20 @@ def test_a_handler_that_ends_its_transaction_itself_is_dead_and_says_so(
     assert (payments.state(after), paid(payments, after)) == ("succeeded", 1)
 
 
+@pytest.mark.parametrize("task", ["leave_traces", "leave_traces_async"])
+def test_what_a_handler_leaves_in_its_session_no_other_job_meets(
+    payments: Queue, tmp_path: Path, task: str
+) -> None:
+    jobs = [payments.insert(task) for _ in range(3)]
+
+    work(payments, tmp_path, "-c", "1")
+
+    assert [payments.state(job) for job in jobs] == ["succeeded"] * 3
+    # One row: it is the same session that they find like new.
+    found = payments.all("SELECT DISTINCT result FROM pgqueue.finished_jobs WHERE id = ANY (%s)", jobs)
+    assert [result[1:] for (result,) in found] == [['"$user", public', True, 0, "read committed", 0]]
+
+
 def test_jobs_that_a_handler_enqueues_exist_if_it_commits(payments: Queue, tmp_path: Path) -> None:
     payments.insert("pay_and_pass_on", '{"fails": true}')
     payments.insert("pay_and_pass_on")
