@@ -104,6 +104,11 @@ _DEFAULTS = {
     help="How often to look without being woken; the floor under the wake-ups.",
 )
 @click.option(
+    "--no-wakeups",
+    is_flag=True,
+    help="Only poll, and hold no session: for a database behind a proxy that pools transactions.",
+)
+@click.option(
     "--retention-seconds",
     type=DURATION,
     default=_DEFAULTS["retention"],
@@ -154,6 +159,7 @@ def command(
     lease_seconds: float,
     heartbeat_seconds: float | None,
     poll_seconds: float,
+    no_wakeups: bool,
     retention_seconds: float,
     key_retention_seconds: float,
     unknown_task_grace_seconds: float,
@@ -207,6 +213,7 @@ def command(
         key_retention_seconds=key_retention_seconds,
         unknown_task_grace_seconds=unknown_task_grace_seconds,
         until_empty=until_empty,
+        listens=not no_wakeups,
         max_jobs_per_child=max_jobs_per_child,
         max_memory_mb=max_memory_mb,
     )

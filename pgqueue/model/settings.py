@@ -68,6 +68,8 @@ class WorkerSettings:
     key_retention_seconds: float = DEFAULT_KEY_RETENTION_SECONDS
     unknown_task_grace_seconds: float = DEFAULT_UNKNOWN_TASK_GRACE_SECONDS
     until_empty: bool = False
+    # False: only poll, for a database behind a proxy that pools transactions.
+    listens: bool = True
     max_jobs_per_child: int | None = None
     max_memory_mb: int | None = None
 

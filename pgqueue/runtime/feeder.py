@@ -119,7 +119,7 @@ class Feeder:
         await self._link.connect()
         if self._has_orphans:
             await self._release_orphans()
-        await self._bell.ping()
+        await self._bell.look_after_session()
         self._wake.clear()
         seconds, empty = await self._claim_all()
         if seconds > 0:
@@ -131,7 +131,7 @@ class Feeder:
 
         Gives the seconds to wait at most (0: more is there), and the queues that ran empty.
         """
-        seconds, empty, found = self._poll_seconds * random.uniform(0.9, 1.1), list[Watch](), False
+        seconds, empty, found = self._bell.poll_seconds * random.uniform(0.9, 1.1), list[Watch](), False
         for pool, queue in list(self._order):
             watch = self._bell.watches[queue]
             room = self._room(pool)
@@ -143,7 +143,7 @@ class Feeder:
             if rows:
                 found = True
                 self._vain_starts = 0
-                watch.step = 0
+                watch.note_found()
                 try:
                     await self._breakers.ask(rows)
                 finally:  # told to end meanwhile, too: they are ours
@@ -201,7 +201,7 @@ class Feeder:
 
     async def _settle_down(self, empty: list[Watch]) -> float:
         """Follow the bell's protocol for the queues that ran empty; give the seconds to wait."""
-        seconds = self._poll_seconds
+        seconds = self._bell.poll_seconds
         for watch in empty:
             if watch.is_asleep:
                 continue
@@ -250,7 +250,6 @@ class Feeder:
         finally:
             self._bell.unwatch_socket()
         for watch in await self._bell.take_rings():
-            watch.step = 0
             await self._bell.rise(watch)
 
     def _room(self, pool: Pool) -> int:

@@ -27,6 +27,8 @@ from pgqueue.sql import Statement, attempts
 _CHUNK = 1000
 _RETRY_SECONDS = 0.5
 _IDLE_RETRY_SECONDS = 2.0
+# Holding nothing, look only every so many beats whether the connection still stands.
+_IDLE_BEATS = 3
 
 Verdicts = list[tuple[Held, str]]
 T = TypeVar("T")
@@ -64,6 +66,7 @@ class LeaseKeeper:
         # A lock on the table must not cost the connection: its patience ends before the watchdog's.
         self._settings = {**SESSION_SETTINGS, "lock_timeout": f"{beat_seconds * 500:.0f}ms"}
         self._thread = threading.Thread(target=self._run, name="pgqueue-lease", daemon=True)
+        self._idle_beats = 0
         # When it last came round, whether or not the database answered.
         self.last_turn_at = time.monotonic()
 
@@ -93,6 +96,7 @@ class LeaseKeeper:
         try:
             is_done = self._renew()
         except Exception as error:  # noqa: BLE001  were this thread to end, every job held would run twice
+            self._idle_beats = 0  # look again at once
             if is_busy(error):
                 return False
             self._is_in_trouble = True
@@ -142,10 +146,12 @@ class LeaseKeeper:
             is_done = is_done and all(verdict != "busy" for _, verdict in verdicts)
             if told := [pair for pair in verdicts if pair[1] != "renewed"]:
                 self._tell(self._on_verdicts, told)
-        if not due:
+        if not due and not self._idle_beats % _IDLE_BEATS:
             # Notice a dead connection before a lease depends on it.
             self._ask(self._connection, attempts.database_now())
-        self._heard_at = time.monotonic()
+        if due or not self._idle_beats % _IDLE_BEATS:
+            self._heard_at = time.monotonic()
+        self._idle_beats = 0 if due else self._idle_beats + 1
         return is_done
 
     def _close(self) -> None:

@@ -1,8 +1,9 @@
-"""Looking after everybody's jobs: every worker does it, and any of them suffices."""
+"""Looking after everybody's jobs: a few of all workers do it, and any of them suffices."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import random
@@ -13,6 +14,7 @@ from typing import Any
 
 from pgqueue import __version__
 from pgqueue.database import Error, redact
+from pgqueue.runtime.bell import Bell
 from pgqueue.runtime.ledger import Ledger
 from pgqueue.runtime.link import DatabaseBusy, DatabaseLost, Link, Outage
 from pgqueue.runtime.log import Log
@@ -23,6 +25,9 @@ _PROMOTE_SECONDS = 1.0
 _PROMOTE_PAUSE_SECONDS = 0.02
 _REAP_SECONDS = 1.0
 _PRESENCE_SECONDS = 10.0
+_REGISTER_SECONDS = 30.0
+# Who has no place among those who look after everybody finds out so soon that it has got one.
+_NOT_OURS_SECONDS = 1.0
 _SWEEP_SECONDS = 60.0
 _PARTITION_SECONDS = 3600.0
 _PARTITION_DAYS = 7
@@ -53,9 +58,11 @@ class Maintenance:
         key_retention_seconds: float,
         definitions: Callable[[], Sequence[Mapping[str, Any]]],
         rate_limits: Sequence[Mapping[str, Any]],
+        bell: Bell,
         log: Log,
     ) -> None:
         self._link = link
+        self._bell = bell
         # A connection opened for an hourly chore, and closed after it: dropping partitions waits for readers.
         self._history = history
         self._ledger = ledger
@@ -76,12 +83,15 @@ class Maintenance:
         self._log = log
         self._sweep_after = ""
         self._next_due_at = 0.0
+        self._own_due_at = math.inf
         self._promote_now = asyncio.Event()
         self._put_off: set[str] = set()
 
     def expect_due(self, delay_seconds: float) -> None:
         """Know that a job of ours comes due so soon, rather than find it at the next look."""
-        if time.monotonic() + delay_seconds < self._next_due_at:
+        due_at = time.monotonic() + delay_seconds
+        self._own_due_at = min(self._own_due_at, due_at)
+        if due_at < self._next_due_at:
             self._promote_now.set()
 
     async def run(self) -> None:
@@ -91,15 +101,19 @@ class Maintenance:
             chores.create_task(self._reap())
             for chore, seconds in (
                 (self._see, _PRESENCE_SECONDS),
+                (self._register_tasks, _REGISTER_SECONDS),
+            ):
+                chores.create_task(self._every(seconds, chore))
+            for chore, seconds in (
                 (self._sweep, _SWEEP_SECONDS),
                 (self._keep_history, _PARTITION_SECONDS),
                 (self._prune_keys, _PRUNE_SECONDS),
             ):
-                chores.create_task(self._every(seconds, chore))
+                chores.create_task(self._every(seconds, chore, for_everybody=True))
 
     async def register(self) -> None:
         """Write down who we are and what we know; done before the first claim."""
-        await self._link.run(presence.register_tasks(self._definitions()))
+        await self._register_tasks()
         await self._link.run(limits.declare(self._rate_limits))
         await self._see()
 
@@ -109,8 +123,12 @@ class Maintenance:
         except (DatabaseLost, Error):
             return
 
-    async def _every(self, seconds: float, chore: Callable[[], Awaitable[None]]) -> None:
+    async def _every(
+        self, seconds: float, chore: Callable[[], Awaitable[None]], *, for_everybody: bool = False
+    ) -> None:
         while True:
+            if for_everybody:
+                await self._bell.place.wait()
             cost = await self._attempt(chore)
             await asyncio.sleep(max(seconds * random.uniform(0.9, 1.1), min(_SHARE * cost, 6 * seconds)))
 
@@ -134,18 +152,22 @@ class Maintenance:
 
     async def _promote(self) -> None:
         while True:
-            cost = await self._attempt(self._promote_due)
-            share = min(_SHARE * cost, _LONGEST_PROMOTE_PAUSE_SECONDS) if cost > 0.05 else 0.0
-            pause = max(_PROMOTE_PAUSE_SECONDS, self._next_due_at - time.monotonic(), share)
-            try:
+            self._promote_now.clear()
+            if self._bell.is_maintainer or time.monotonic() >= self._own_due_at:
+                cost = await self._attempt(self._promote_due)
+                share = min(_SHARE * cost, _LONGEST_PROMOTE_PAUSE_SECONDS) if cost > 0.05 else 0.0
+                pause = max(_PROMOTE_PAUSE_SECONDS, self._next_due_at - time.monotonic(), share)
+            else:
+                pause = min(_NOT_OURS_SECONDS, self._own_due_at - time.monotonic())
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._promote_now.wait()
-            except TimeoutError:
-                pass
 
     async def _promote_due(self) -> None:
-        self._promote_now.clear()
-        self._next_due_at = time.monotonic() + _PROMOTE_SECONDS * random.uniform(0.9, 1.1)
+        now = time.monotonic()
+        if self._own_due_at <= now:
+            self._own_due_at = math.inf
+        self._next_due_at = now + _PROMOTE_SECONDS * random.uniform(0.9, 1.1)
         promoted, due_in_seconds = await self._link.run(attempts.promote())
         if due_in_seconds is not None:
             # Past due and not promoted: locked by somebody just now, look again soon.
@@ -160,6 +182,7 @@ class Maintenance:
         """
         interval = min(_REAP_SECONDS, self._lease_seconds / 4)
         while True:
+            await self._bell.place.wait()
             cost = await self._attempt(self._take_back)
             pause = max(interval * random.uniform(0.9, 1.1), _SHARE * cost)
             await asyncio.sleep(min(pause, self._lease_seconds / 3))
@@ -188,7 +211,7 @@ class Maintenance:
             )
 
     async def _see(self) -> None:
-        await self._link.run(
+        self._bell.workers = await self._link.run(
             presence.see_worker(
                 self._worker_id,
                 socket.gethostname(),
@@ -198,6 +221,8 @@ class Maintenance:
                 self._slots,
             )
         )
+
+    async def _register_tasks(self) -> None:
         await self._link.run(presence.register_tasks(self._definitions()))
 
     async def _sweep(self) -> None:

@@ -1,4 +1,4 @@
-"""Firing schedules: every worker looks, and of all of them one fires each tick.
+"""Firing schedules: a few workers look, and of all of them one fires each tick.
 
 There is no leader, and nothing is held while anybody computes: whoever finds an entry due plans
 with the database's time and fires by compare-and-set. So a worker that freezes, dies or has a
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,8 @@ _LOOK_SECONDS_WITHOUT_ANY = 11.0
 # Workers that wait for the same tick: the first one fires it, the others look a little later in vain.
 _SPREAD_SECONDS = 0.05
 _REGISTER_SECONDS = 30.0
+# Who has no place among those who look after everybody finds out so soon that it has got one.
+_NOT_OURS_SECONDS = 1.0
 _PRUNE_SECONDS = 3600.0
 _PRUNE_ROWS = 5000
 _BATCH = 100
@@ -57,9 +59,11 @@ class Scheduler:
         app: str,
         definitions: Sequence[Mapping[str, Any]],
         keep_seconds: float,
+        is_maintainer: Callable[[], bool],
         log: Log,
     ) -> None:
         self._link = link
+        self._is_maintainer = is_maintainer
         # One name for the application, however its App is named on the command line.
         self._app = app if ":" in app else f"{app}:app"
         self._definitions = definitions
@@ -92,6 +96,8 @@ class Scheduler:
     async def _round(self) -> float | None:
         """Do what there is to do and give the seconds to sleep; None: no expression can be read here."""
         await self._register()
+        if not self._is_maintainer():
+            return _NOT_OURS_SECONDS
         asked_at = time.monotonic()
         look = await self._link.run(schedules.look(self._names_put_off(asked_at), _BATCH))
         if look.has_schedules and not has_cron():

@@ -19,7 +19,7 @@ from pgqueue.database import Error, implementation, redact
 from pgqueue.dsn import resolve
 from pgqueue.errors import ConfigurationError
 from pgqueue.model.outcome import RELEASED
-from pgqueue.runtime.bell import Bell
+from pgqueue.runtime.bell import Bell, NoBell
 from pgqueue.runtime.breakers import Breakers
 from pgqueue.runtime.feeder import Feeder
 from pgqueue.runtime.finisher import Finished, Finisher
@@ -155,7 +155,8 @@ class Worker:
         history = Link(
             dsn, schema, "history", self._outage, {"statement_timeout": "0"}, patience_seconds=3600
         )
-        bell = Bell(dsn, schema, self._outage, self._ledger.queues, self._wake, settings.poll_seconds)
+        make_bell = Bell if settings.listens else NoBell
+        bell = make_bell(dsn, schema, self._outage, self._ledger.queues, self._wake, settings.poll_seconds)
         self._finisher = Finisher(
             link=finish,
             ledger=self._ledger,
@@ -177,6 +178,7 @@ class Worker:
             key_retention_seconds=settings.key_retention_seconds,
             definitions=lambda: hello["tasks"],
             rate_limits=hello["rate_limits"],
+            bell=bell,
             log=self._log,
         )
         scheduler = Scheduler(
@@ -184,6 +186,7 @@ class Worker:
             app=launch.app,
             definitions=hello["schedules"],
             keep_seconds=settings.retention_seconds,
+            is_maintainer=lambda: bell.is_maintainer,
             log=self._log,
         )
         breakers = Breakers(

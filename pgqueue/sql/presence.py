@@ -25,7 +25,7 @@ def register_tasks(definitions: Sequence[Mapping[str, Any]]) -> Statement[None]:
 
 def see_worker(
     worker_id: str, host: str, pid: int, version: str, queues: Sequence[str], slots: int
-) -> Statement[None]:
+) -> Statement[int]:
     return Statement(
         _TEXT["see_worker"],
         {
@@ -36,7 +36,7 @@ def see_worker(
             "queues": list(queues),
             "slots": slots,
         },
-        nothing,
+        first_value,
     )
 
 
@@ -69,6 +69,14 @@ def rise(queue: str, *, was_asleep: bool, leaves_duty: bool, rings: bool) -> Sta
 
 def ping() -> Statement[None]:
     return Statement(_TEXT["ping"], {}, nothing)
+
+
+def take_maintenance(places: int) -> Statement[bool]:
+    return Statement(_TEXT["take_maintenance"], {"places": places}, bool)
+
+
+def end_if_idle(seconds: float) -> Statement[None]:
+    return Statement(_TEXT["end_if_idle"], {"seconds": round(seconds)}, nothing)
 
 
 def expired_partitions(retention_seconds: float) -> Statement[list[ExpiredPartition]]:

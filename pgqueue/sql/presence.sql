@@ -5,12 +5,20 @@
 SELECT {{schema}}.register_tasks(%(definitions)s::jsonb);
 
 -- name: see_worker
--- Say that this worker is there.
-INSERT INTO {{schema}}.workers AS worker (id, host, pid, version, queues, slots)
-VALUES (
-    %(worker_id)s::uuid, %(host)s::text, %(pid)s::integer, %(version)s::text, %(queues)s::text[], %(slots)s::integer
+-- Say that this worker is there, and count those that were there lately on a queue of its own, itself included.
+WITH seen AS (
+    INSERT INTO {{schema}}.workers AS worker (id, host, pid, version, queues, slots)
+    VALUES (
+        %(worker_id)s::uuid, %(host)s::text, %(pid)s::integer, %(version)s::text, %(queues)s::text[],
+        %(slots)s::integer
+    )
+    ON CONFLICT (id) DO UPDATE SET seen_at = clock_timestamp()
 )
-ON CONFLICT (id) DO UPDATE SET seen_at = clock_timestamp();
+SELECT 1 + count(*)
+FROM {{schema}}.workers AS other
+WHERE other.id <> %(worker_id)s::uuid
+  AND other.seen_at > clock_timestamp() - interval '30 seconds'
+  AND other.queues && %(queues)s::text[];
 
 -- name: forget_worker
 -- Say that this worker is gone, and forget those that left without a word a day ago.
@@ -34,6 +42,17 @@ SELECT {{schema}}.rise(%(queue)s::text, %(was_asleep)s::boolean, %(leaves_duty)s
 -- name: ping
 -- Keep the session from being taken for a frozen one.
 SELECT 1;
+
+-- name: take_maintenance
+-- For the session: one of the few places of those who look after everybody's jobs; no row if none is free.
+SELECT place
+FROM generate_series(1, %(places)s::integer) AS place
+WHERE pg_try_advisory_lock(hashtextextended('{{schema}}.maintenance', place))
+LIMIT 1;
+
+-- name: end_if_idle
+-- For the session: how long it may be silent before the server takes it for frozen and ends it.
+SELECT set_config('idle_session_timeout', %(seconds)s::integer || 's', false);
 
 -- name: expired_partitions
 -- Partitions of the history that lie wholly before the retention.

@@ -51,7 +51,17 @@ async def main(count: int, seconds: float, crash_share: float, seed: int) -> Non
     random.seed(seed)
     seen: Counter[str] = Counter()
     links = [DyingLink(os.environ["PGQUEUE_DSN"], Outage(log), seen, crash_share) for _ in range(count)]
-    made = [Scheduler(link=link, app="test:app", definitions=[], keep_seconds=0, log=log) for link in links]
+    made = [
+        Scheduler(
+            link=link,
+            app="test:app",
+            definitions=[],
+            keep_seconds=0,
+            is_maintainer=lambda: True,
+            log=log,
+        )
+        for link in links
+    ]
     tasks = [asyncio.create_task(scheduler.run()) for scheduler in made]
     await asyncio.sleep(seconds)
     for task in tasks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,23 @@ def test_a_raw_insert_gets_its_tasks_own_settings_and_wakes_a_sleeping_worker(
         assert queue.one("SELECT queue FROM pgqueue.finished_jobs WHERE id = %s", job) == "other"
         assert queue.one("SELECT max_attempts FROM pgqueue.tasks WHERE name = 'fail'") == 3
         assert started.stop() == 0
+
+
+def test_a_worker_that_only_polls_holds_no_session_that_listens(queue: Queue, tmp_path: Path) -> None:
+    with worker(queue.dsn, tmp_path, "--no-wakeups", "--poll-seconds", "0.1"):
+        jobs = [
+            queue.insert("touch"),
+            queue.insert("touch", run_at=datetime.now(UTC) + timedelta(seconds=1)),
+        ]
+
+        for job in jobs:
+            queue.wait_for_state(job, "succeeded", seconds=10)
+
+        assert not queue.count("jobs")
+        assert not queue.one(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+            " AND application_name = 'pgqueue worker listen'"
+        )
 
 
 @pytest.mark.parametrize(

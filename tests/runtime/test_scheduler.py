@@ -70,6 +70,7 @@ def with_scheduler(
             app=app,
             definitions=definitions or [],
             keep_seconds=86_400,
+            is_maintainer=lambda: True,
             log=Log("pgqueue.test"),
         )
         running = asyncio.create_task(made.run())
