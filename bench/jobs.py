@@ -1,10 +1,17 @@
-"""The application under measurement: handlers that do nothing."""
+"""The application under measurement: handlers that do nothing, or as good as nothing."""
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import time
+
 import pgqueue
+from bench.recorder import Recorder
 
 app = pgqueue.App()
+
+recorder = functools.cache(Recorder)
 
 
 @app.task
@@ -15,3 +22,34 @@ async def nothing(i: int) -> None:
 @app.task
 def nothing_sync(i: int) -> None:
     """Do nothing, in a thread."""
+
+
+@app.task
+async def work(i: int, us: int) -> None:  # noqa: ARG001  called as the others are
+    """Use so many microseconds of this processor, in Python."""
+    _work(us)
+
+
+@app.task
+def work_sync(i: int, us: int) -> None:  # noqa: ARG001  called as the others are
+    """Do the same in a thread."""
+    _work(us)
+
+
+def _work(us: int) -> None:
+    end = time.thread_time_ns() + us * 1000
+    while time.thread_time_ns() < end:
+        pass
+
+
+@app.task
+async def counted(i: int, sent: float | None = None) -> None:
+    """Leave behind that it ran."""
+    recorder().hit(i, sent)
+
+
+@app.task(timeout_seconds=None)
+async def stuck(i: int, seconds: float = 3600.0) -> None:
+    """Leave behind that it ran, and stay."""
+    recorder().hit(i, time.monotonic())
+    await asyncio.sleep(seconds)
