@@ -155,7 +155,9 @@ class Signature:
             if name in bound:
                 raise self._invalid(f"the argument {name!r} was given twice")
             bound[name] = value
-        self._check_names(bound)
+        # Usually the call names just what there is; these views compare in one step.
+        if bound.keys() != self.arguments.keys():
+            self._check_names(bound)
         return bound
 
     def encode_values(self, bound: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,8 +19,29 @@ MAX_DEPTH = 100
 MAX_INTEGER_DIGITS = 4_300
 _INTEGER_LIMIT = 10**MAX_INTEGER_DIGITS
 
-# Made once: json.dumps would make an encoder at every call.
-_write = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+
+def _writer() -> Callable[[Any], str]:
+    """Make the function that writes JSON: once, for json.dumps makes an encoder at every call."""
+    encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+    make = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:
+        return encoder.encode
+    # Without a look for cycles: what is written here has been copied, and is no deeper than MAX_DEPTH.
+    texts = make(
+        None,
+        encoder.default,
+        json.encoder.encode_basestring,
+        None,
+        encoder.key_separator,
+        encoder.item_separator,
+        encoder.sort_keys,
+        encoder.skipkeys,
+        encoder.allow_nan,
+    )
+    return lambda value: "".join(texts(value, 0))
+
+
+write = _writer()
 
 
 class Misfit(Exception):
@@ -80,7 +101,7 @@ def plain(value: Any, depth: int = 0) -> Any:
 def dumps(value: Any) -> str:
     """Write encoded values as PostgreSQL shows jsonb, so that lengths counted here hold there."""
     try:
-        return _write(value)
+        return write(value)
     except (ValueError, RecursionError) as error:
         # Only a lowered sys.set_int_max_str_digits leads here.
         raise Misfit(str(error)) from None

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 # One million bytes and a bit: room for a document, not for a file. The database checks the same
 # number on the text it stores, so a client in another language meets the same door.
@@ -57,30 +56,49 @@ TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewJob:
+class NewJob(NamedTuple):
     """A job asked for: arguments already bound, encoded and checked.
 
     `args` is the JSON text of an object. None in any other field leaves the choice to the task's
     definition in the database, and to the defaults if it has none. `timeout_seconds` 0 means no
     limit. `delay_seconds` counts from the database's now; it and `run_at` exclude each other.
     `max_delay_seconds` belongs to `debounce`: the longest that a job is put off, ten times the delay
-    unless it is said.
+    unless it is said. `is_complete`: the database has nothing to fill in.
     """
 
     task: str
     args: str = "{}"
+    is_complete: bool = False
+    # What all jobs of a task have in common, as a rule.
     queue: str | None = None
-    run_at: datetime | None = None
-    delay_seconds: float | None = None
     priority: int | None = None
     max_attempts: int | None = None
     timeout_seconds: float | None = None
-    concurrency_key: str | None = None
     concurrency_limit: int | None = None
+    on_conflict: OnConflict = "skip"
+    # What is a job's own.
+    run_at: datetime | None = None
+    delay_seconds: float | None = None
+    max_delay_seconds: float | None = None
+    concurrency_key: str | None = None
     unique_key: str | None = None
     unique_until: UniqueUntil | None = None
-    on_conflict: OnConflict = "skip"
-    max_delay_seconds: float | None = None
     idempotency_key: str | None = None
     headers: Mapping[str, Any] | None = None
+
+    @property
+    def shared(self) -> tuple[Any, ...]:
+        return self[_SHARED:_OWN]
+
+    @property
+    def own(self) -> tuple[Any, ...]:
+        return self[_OWN:]
+
+    @property
+    def rest(self) -> tuple[Any, ...]:
+        """All but the task and the arguments."""
+        return self[_REST:]
+
+
+_REST, _SHARED, _OWN = (NewJob._fields.index(name) for name in ("is_complete", "queue", "run_at"))
+SHARED_FIELDS, OWN_FIELDS = NewJob._fields[_SHARED:_OWN], NewJob._fields[_OWN:]

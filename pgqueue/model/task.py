@@ -74,6 +74,8 @@ class TaskDefinition:
     stores_result: bool = True
     _templates: tuple[tuple[str, KeyTemplate], ...] = field(init=False, repr=False)
     _settings: Mapping[str, Any] = field(init=False, repr=False)
+    # What follows the arguments in a job of this task about which nothing else is said.
+    _rest: tuple[Any, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         # The database makes the rate key: only it knows the limits.
@@ -84,7 +86,7 @@ class TaskDefinition:
         }
         used = tuple((name, template) for name, template in templates.items() if template is not None)
         object.__setattr__(self, "_templates", used)
-        settings = {
+        settings: dict[str, Any] = {
             "task": self.name,
             "queue": self.queue,
             "priority": self.priority,
@@ -92,10 +94,12 @@ class TaskDefinition:
             "timeout_seconds": self.timeout_seconds,
             "concurrency_limit": self.concurrency_limit,
             "on_conflict": self.on_conflict,
+            "is_complete": self.rate_key is None,
         }
         if self.unique_until != "end":
             settings["unique_until"] = self.unique_until
         object.__setattr__(self, "_settings", settings)
+        object.__setattr__(self, "_rest", NewJob(**settings).rest)
 
     @property
     def is_async(self) -> bool:
@@ -134,7 +138,7 @@ class TaskDefinition:
         encoded = self.signature.encode_values(self.signature.bind(args, kwargs or {}))
         text = args_text(self.name, encoded)
         if options is NO_OPTIONS and not self._templates:
-            return NewJob(args=text, **self._settings)
+            return NewJob._make((self.name, text, *self._rest))
         said = options.said()
         return _new_job(args=text, **{**self._settings, **self._keys(said, encoded), **said})
 

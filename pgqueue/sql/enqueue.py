@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from pgqueue.model.job import NewJob
+from pgqueue.model.encoding import write
+from pgqueue.model.job import OWN_FIELDS, SHARED_FIELDS, NewJob
 from pgqueue.sql import Row, Statement, first_value, load
 
 _TEXT = load("enqueue")
@@ -16,8 +16,6 @@ _TEXT = load("enqueue")
 # earlier: PostgreSQL takes no more than 256 MB of elements in one array.
 BATCH_JOBS = 1_000
 BATCH_CHARACTERS = 4_000_000
-
-_write = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 class Enqueued(NamedTuple):
@@ -32,20 +30,27 @@ class Enqueued(NamedTuple):
 
 
 def enqueue(job: NewJob) -> Statement[Enqueued]:
+    if job.is_complete and _is_plain(job):
+        own = {"concurrency_key": job.concurrency_key, "idempotency_key": job.idempotency_key}
+        return Statement(
+            _TEXT["insert"],
+            {**_alike(job), "args": job.args, **own, "headers": _document(job.headers)},
+            lambda found: Enqueued(found[0][0], "inserted"),
+        )
     return Statement(_TEXT["enqueue"], _parameters(job), lambda found: _enqueued(found)[0])
 
 
 def enqueue_many(jobs: Iterable[NewJob]) -> Iterator[Statement[list[Enqueued]]]:
     """Add jobs in batches, taking from the iterable only what the next batch needs."""
-    batch: list[str] = []
+    batch: list[NewJob] = []
     characters = 0
     for job in jobs:
-        member = _member(job)
-        if batch and (len(batch) >= BATCH_JOBS or characters + len(member) > BATCH_CHARACTERS):
+        size = len(job.args) + (len(job.headers or ()) and len(write(job.headers)))
+        if batch and (len(batch) >= BATCH_JOBS or characters + size > BATCH_CHARACTERS):
             yield _batch(batch)
             batch, characters = [], 0
-        batch.append(member)
-        characters += len(member)
+        batch.append(job)
+        characters += size
     if batch:
         yield _batch(batch)
 
@@ -54,12 +59,44 @@ def find_holder(unique_key: str) -> Statement[int | None]:
     return Statement(_TEXT["find_holder"], {"unique_key": unique_key}, first_value)
 
 
-def _batch(members: list[str]) -> Statement[list[Enqueued]]:
-    return Statement(_TEXT["enqueue_many"], {"jobs": f"[{','.join(members)}]"}, _enqueued)
+def _batch(batch: list[NewJob]) -> Statement[list[Enqueued]]:
+    first = batch[0]
+    task, rest = first.task, first.rest
+    is_plain = first.is_complete and first.own == _NOTHING
+    if is_plain and all(job.rest == rest and job.task == task for job in batch):
+        args = ",".join([job.args for job in batch])
+        return Statement(_TEXT["insert_alike"], {**_alike(first), "args": f"[{args}]"}, _inserted)
+    members = ",".join(map(_member, batch))
+    return Statement(_TEXT["enqueue_many"], {"jobs": f"[{members}]"}, _enqueued)
+
+
+def _is_plain(job: NewJob) -> bool:
+    """Say whether a job is ready at once and meets no other one by a unique key."""
+    said = (job.run_at, job.delay_seconds, job.max_delay_seconds, job.unique_key, job.unique_until)
+    return all(one is None for one in said)
 
 
 def _enqueued(found: Sequence[Row]) -> list[Enqueued]:
     return [Enqueued._make(row) for row in found]
+
+
+def _inserted(found: Sequence[Row]) -> list[Enqueued]:
+    return [Enqueued(job_id, "inserted") for (job_id,) in found]
+
+
+def _alike(job: NewJob) -> dict[str, Any]:
+    return {
+        "task": job.task,
+        "queue": job.queue,
+        "priority": job.priority,
+        "max_attempts": job.max_attempts,
+        "timeout_seconds": job.timeout_seconds,
+        "concurrency_limit": job.concurrency_limit,
+    }
+
+
+def _document(value: Mapping[str, Any] | None) -> str | None:
+    return None if value is None else write(value)
 
 
 def _parameters(job: NewJob) -> dict[str, Any]:
@@ -76,7 +113,7 @@ def _parameters(job: NewJob) -> dict[str, Any]:
         "unique_key": job.unique_key,
         "on_conflict": job.on_conflict,
         "idempotency_key": job.idempotency_key,
-        "headers": None if job.headers is None else _write(job.headers),
+        "headers": _document(job.headers),
         "delay_seconds": job.delay_seconds,
         "unique_until": job.unique_until,
         "max_delay_seconds": job.max_delay_seconds,
@@ -85,53 +122,20 @@ def _parameters(job: NewJob) -> dict[str, Any]:
 
 def _member(job: NewJob) -> str:
     """Write one job as a member of the array; its arguments are JSON already."""
-    shared = _shared(
-        job.task,
-        job.queue,
-        job.priority,
-        job.max_attempts,
-        job.timeout_seconds,
-        job.concurrency_limit,
-        job.on_conflict,
-    )
-    own = {name: value for name in _OWN if (value := getattr(job, name)) is not None}
-    if not own:
+    shared = _shared(job.task, job.shared)
+    if job.own == _NOTHING:
         return f'{shared}, "args": {job.args}}}'
+    own = {name: value for name, value in zip(OWN_FIELDS, job.own, strict=True) if value is not None}
     if job.run_at is not None:
         own["run_at"] = job.run_at.isoformat()
-    return f'{shared}, {_write(own)[1:-1]}, "args": {job.args}}}'
+    return f'{shared}, {write(own)[1:-1]}, "args": {job.args}}}'
 
 
-_OWN = (
-    "run_at",
-    "delay_seconds",
-    "max_delay_seconds",
-    "concurrency_key",
-    "unique_key",
-    "unique_until",
-    "idempotency_key",
-    "headers",
-)
+_NOTHING = (None,) * len(OWN_FIELDS)
 
 
 @lru_cache(maxsize=1024)
-def _shared(
-    task: str,
-    queue: str | None,
-    priority: int | None,
-    max_attempts: int | None,
-    timeout_seconds: float | None,
-    concurrency_limit: int | None,
-    on_conflict: str,
-) -> str:
+def _shared(task: str, shared: tuple[Any, ...]) -> str:
     """Write what all jobs of a task have in common, without the closing brace: once, not a million times."""
-    said = {
-        "task": task,
-        "queue": queue,
-        "priority": priority,
-        "max_attempts": max_attempts,
-        "timeout_seconds": timeout_seconds,
-        "concurrency_limit": concurrency_limit,
-        "on_conflict": on_conflict,
-    }
-    return _write({name: value for name, value in said.items() if value is not None})[:-1]
+    said = {"task": task, **dict(zip(SHARED_FIELDS, shared, strict=True))}
+    return write({name: value for name, value in said.items() if value is not None})[:-1]

@@ -22,6 +22,29 @@ FROM {{schema}}.enqueue_one(
     max_delay_seconds => %(max_delay_seconds)s::double precision
 );
 
+-- name: insert
+-- Add one job that nothing is left to say about: no function, no trigger has anything to do.
+INSERT INTO {{schema}}.jobs (
+    task, args, queue, priority, max_attempts, timeout_seconds, concurrency_limit, is_unique_until_start, state,
+    concurrency_key, idempotency_key, headers
+)
+VALUES (
+    %(task)s::text, %(args)s::jsonb, %(queue)s::text, %(priority)s::smallint, %(max_attempts)s::integer,
+    %(timeout_seconds)s::real, %(concurrency_limit)s::smallint, false, 'ready', %(concurrency_key)s::text,
+    %(idempotency_key)s::text, %(headers)s::jsonb
+)
+RETURNING id;
+
+-- name: insert_alike
+-- Add such jobs that differ only in their arguments; the ids come in the order of the array, in which it is read.
+INSERT INTO {{schema}}.jobs (
+    task, args, queue, priority, max_attempts, timeout_seconds, concurrency_limit, is_unique_until_start, state
+)
+SELECT %(task)s::text, given.args, %(queue)s::text, %(priority)s::smallint, %(max_attempts)s::integer,
+    %(timeout_seconds)s::real, %(concurrency_limit)s::smallint, false, 'ready'
+FROM jsonb_array_elements(%(args)s::jsonb) AS given (args)
+RETURNING id;
+
 -- name: enqueue_many
 -- Add jobs, all or none; gives an id and an outcome for each, in order. We name no member that it does not know.
 SELECT job_id, outcome

@@ -141,6 +141,7 @@ def test_a_job_of_a_known_task_is_complete_so_that_the_database_fills_nothing_in
     assert task.new_job((7,)) == NewJob(
         task="charge",
         args='{"order_id": 7}',
+        is_complete=True,
         queue="money",
         priority=3,
         max_attempts=2,

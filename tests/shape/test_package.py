@@ -243,7 +243,9 @@ def _built_by(builder: Callable[..., Any]) -> list[Statement[Any]]:
     arguments = {name: _sample(hint) for name, hint in hints.items() if name != "return"}
     calls = [arguments]
     if "job" in hints:
-        calls = [{"job": NewJob(task="x")}, {"job": NewJob(task="x", queue="y")}]
+        calls = [{"job": NewJob(task="x")}, {"job": NewJob(task="x", is_complete=True)}]
+    if "jobs" in hints:
+        calls.append({"jobs": [NewJob(task="x", is_complete=True)]})
     built: list[Statement[Any]] = []
     for call in calls:
         made = builder(**call)

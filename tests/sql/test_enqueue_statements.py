@@ -95,6 +95,46 @@ def test_a_job_in_a_batch_says_what_it_says_alone(db):
     assert database.run(db, find_holder("u\\")) == 2
 
 
+@pytest.mark.parametrize(
+    "own", [{}, {"concurrency_key": "k", "idempotency_key": "i", "headers": {"h": "é"}}, {"priority": 7}]
+)
+def test_a_job_about_which_all_is_said_is_the_same_row_however_it_gets_there(db, own):
+    jobs = [complete(args=f'{{"i": {number}}}', **own) for number in range(3)]
+    through_functions = [database.run(db, enqueue(jobs[0])), *database.run(db, next(enqueue_many(jobs[1:])))]
+    db.execute("CREATE TEMPORARY TABLE expected AS SELECT * FROM pgqueue.jobs")
+    db.execute("TRUNCATE pgqueue.jobs RESTART IDENTITY")
+
+    jobs = [job._replace(is_complete=True) for job in jobs]
+    enqueued = [database.run(db, enqueue(jobs[0])), *database.run(db, next(enqueue_many(jobs[1:])))]
+
+    assert enqueued == through_functions
+    same = db.execute(
+        """
+        SELECT to_jsonb(made) - '{run_at,created_at}'::text[]
+                = to_jsonb(expected) - '{run_at,created_at}'::text[],
+            made.run_at - made.created_at < interval '1 second'
+        FROM pgqueue.jobs AS made JOIN expected USING (id)
+        """
+    ).fetchall()
+    assert same == [(True, True)] * 3
+
+
+def test_a_batch_of_complete_jobs_that_differ_in_more_than_their_arguments_keeps_its_order(db):
+    jobs = [complete(is_complete=True, args=f'{{"i": {i}}}', priority=i % 2) for i in range(10)]
+
+    enqueued = database.run(db, next(enqueue_many(jobs)))
+
+    found = db.execute("SELECT id, priority, (args -> 'i')::integer FROM pgqueue.jobs ORDER BY id").fetchall()
+    assert found == [(one.job_id, i % 2, i) for i, one in enumerate(enqueued)]
+
+
+def test_only_the_database_completes_the_job_of_a_task_with_a_rate_key():
+    plain, limited = define(lambda i: i, name="a"), define(lambda i: i, name="b", rate_key="{i}")
+
+    assert plain.new_job((1,)).is_complete
+    assert not limited.new_job((1,)).is_complete
+
+
 NAMES = ("args", "run_at", "concurrency_key", "unique_key", "idempotency_key", "headers")
 
 
