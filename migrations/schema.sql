@@ -1,5 +1,38 @@
 CREATE SCHEMA pgqueue;
 
+CREATE DOMAIN pgqueue.array_document AS jsonb
+	CONSTRAINT jobs_documents_fit CHECK ((jsonb_typeof(VALUE) = 'array'::text));
+
+CREATE DOMAIN pgqueue.attempt_count AS integer
+	CONSTRAINT jobs_numbers_fit CHECK ((VALUE >= 0));
+
+CREATE DOMAIN pgqueue.attempt_limit AS integer
+	CONSTRAINT jobs_numbers_fit CHECK (((VALUE >= 1) AND (VALUE <= 100000)));
+
+CREATE DOMAIN pgqueue.due_time AS timestamp with time zone
+	CONSTRAINT jobs_run_at_is_sane CHECK (((VALUE >= '2000-01-01 00:00:00+00'::timestamp with time zone) AND (VALUE < '3000-01-01 00:00:00+00'::timestamp with time zone)));
+
+CREATE DOMAIN pgqueue.limit_name AS text
+	CONSTRAINT jobs_names_fit CHECK ((((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 255)) AND ("left"(VALUE, 6) <> 'queue:'::text)));
+
+CREATE DOMAIN pgqueue.object_document AS jsonb
+	CONSTRAINT jobs_documents_fit CHECK ((jsonb_typeof(VALUE) = 'object'::text));
+
+CREATE DOMAIN pgqueue.queue_name AS text
+	CONSTRAINT jobs_names_fit CHECK (((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 100)));
+
+CREATE DOMAIN pgqueue.short_name AS text
+	CONSTRAINT jobs_names_fit CHECK (((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 255)));
+
+CREATE DOMAIN pgqueue.slot_limit AS smallint
+	CONSTRAINT jobs_numbers_fit CHECK (((VALUE >= 1) AND (VALUE <= 10000)));
+
+CREATE DOMAIN pgqueue.small_count AS smallint
+	CONSTRAINT jobs_numbers_fit CHECK ((VALUE >= 0));
+
+CREATE DOMAIN pgqueue.time_limit AS real
+	CONSTRAINT jobs_numbers_fit CHECK (((VALUE >= (0)::double precision) AND (VALUE <= (604800)::double precision)));
+
 CREATE TYPE pgqueue.verdict AS (
 	place tid,
 	job_id bigint,
@@ -107,8 +140,19 @@ PARTITION BY RANGE (finished_at);
 
 CREATE TABLE pgqueue.jobs (
     id bigint NOT NULL,
-    run_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    run_at pgqueue.due_time DEFAULT clock_timestamp() NOT NULL,
     created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    max_attempts pgqueue.attempt_limit NOT NULL,
+    timeout_seconds pgqueue.time_limit NOT NULL,
+    priority pgqueue.small_count NOT NULL,
+    crashes pgqueue.small_count DEFAULT 0 NOT NULL,
+    concurrency_limit pgqueue.slot_limit NOT NULL,
+    is_unique_until_start boolean NOT NULL,
+    queue pgqueue.queue_name NOT NULL,
+    task pgqueue.short_name NOT NULL,
+    args pgqueue.object_document DEFAULT '{}'::jsonb NOT NULL,
+    state text NOT NULL,
+    attempt pgqueue.attempt_count DEFAULT 0 NOT NULL,
     started_at timestamp with time zone,
     heartbeat_at timestamp with time zone,
     deadline_at timestamp with time zone,
@@ -116,37 +160,26 @@ CREATE TABLE pgqueue.jobs (
     rate_parked_at timestamp with time zone,
     claim_token uuid,
     worker_id uuid,
-    attempt integer DEFAULT 0 NOT NULL,
-    max_attempts integer NOT NULL,
     lease_seconds real,
-    timeout_seconds real NOT NULL,
-    priority smallint NOT NULL,
-    crashes smallint DEFAULT 0 NOT NULL,
-    concurrency_limit smallint NOT NULL,
     concurrency_slot smallint,
-    is_unique_until_start boolean NOT NULL,
-    state text NOT NULL,
-    queue text NOT NULL,
-    task text NOT NULL,
-    concurrency_key text,
-    unique_key text,
-    idempotency_key text,
-    rate_key text,
-    args jsonb DEFAULT '{}'::jsonb NOT NULL,
-    headers jsonb,
-    errors jsonb,
+    concurrency_key pgqueue.short_name,
+    unique_key pgqueue.short_name,
+    idempotency_key pgqueue.short_name,
+    rate_key pgqueue.limit_name,
+    headers pgqueue.object_document,
+    errors pgqueue.array_document,
     progress jsonb,
-    CONSTRAINT jobs_documents_fit CHECK (((jsonb_typeof(args) = 'object'::text) AND COALESCE((jsonb_typeof(headers) = 'object'::text), true) AND COALESCE((jsonb_typeof(errors) = 'array'::text), true))),
-    CONSTRAINT jobs_names_fit CHECK ((((octet_length(queue) >= 1) AND (octet_length(queue) <= 100)) AND ((octet_length(task) >= 1) AND (octet_length(task) <= 255)) AND ((octet_length(concurrency_key) >= 1) AND (octet_length(concurrency_key) <= 255)) AND ((octet_length(unique_key) >= 1) AND (octet_length(unique_key) <= 255)) AND ((octet_length(idempotency_key) >= 1) AND (octet_length(idempotency_key) <= 255)) AND ((octet_length(rate_key) >= 1) AND (octet_length(rate_key) <= 255)) AND ("left"(rate_key, 6) <> 'queue:'::text))),
-    CONSTRAINT jobs_numbers_fit CHECK (((priority >= 0) AND (attempt >= 0) AND (crashes >= 0) AND ((max_attempts >= 1) AND (max_attempts <= 100000)) AND ((timeout_seconds >= (0)::double precision) AND (timeout_seconds <= (604800)::double precision)) AND ((concurrency_limit >= 1) AND (concurrency_limit <= 10000)))),
-    CONSTRAINT jobs_rate_parked_is_scheduled CHECK (((rate_parked_at IS NULL) OR ((state = 'scheduled'::text) AND (rate_key IS NOT NULL)))),
-    CONSTRAINT jobs_run_at_is_sane CHECK (((run_at >= '2000-01-01 00:00:00+00'::timestamp with time zone) AND (run_at < '3000-01-01 00:00:00+00'::timestamp with time zone))),
-    CONSTRAINT jobs_running_is_held CHECK (
+    CONSTRAINT jobs_state_is_sound CHECK (
 CASE
-    WHEN (state = 'running'::text) THEN ((num_nulls(claim_token, worker_id, heartbeat_at, lease_seconds, started_at) = 0) AND (lease_seconds > (0)::double precision) AND ((concurrency_key IS NULL) = (concurrency_slot IS NULL)) AND COALESCE(((concurrency_slot >= 1) AND (concurrency_slot <= concurrency_limit)), true))
-    ELSE ((num_nonnulls(claim_token, worker_id, heartbeat_at, lease_seconds, deadline_at, concurrency_slot, cancel_requested_at) = 0) AND ((state <> 'blocked'::text) OR (concurrency_key IS NOT NULL)))
-END),
-    CONSTRAINT jobs_state_is_live CHECK ((state = ANY (ARRAY['scheduled'::text, 'ready'::text, 'blocked'::text, 'running'::text])))
+    WHEN (state = 'running'::text) THEN ((num_nulls(claim_token, worker_id, heartbeat_at, lease_seconds, started_at) = 0) AND (lease_seconds > (0)::double precision) AND (rate_parked_at IS NULL) AND ((concurrency_key IS NULL) = (concurrency_slot IS NULL)) AND COALESCE(((concurrency_slot >= 1) AND (concurrency_slot <= (concurrency_limit)::smallint)), true))
+    ELSE ((num_nonnulls(claim_token, worker_id, heartbeat_at, lease_seconds, deadline_at, concurrency_slot, cancel_requested_at) = 0) AND
+    CASE state
+        WHEN 'ready'::text THEN (rate_parked_at IS NULL)
+        WHEN 'scheduled'::text THEN ((rate_parked_at IS NULL) OR (rate_key IS NOT NULL))
+        WHEN 'blocked'::text THEN ((concurrency_key IS NOT NULL) AND (rate_parked_at IS NULL))
+        ELSE false
+    END)
+END)
 )
 WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0.01', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_insert_scale_factor='0.2', autovacuum_analyze_scale_factor='0.05', autovacuum_analyze_threshold='1000', autovacuum_vacuum_cost_delay='0');
 
@@ -281,7 +314,7 @@ ALTER TABLE ONLY pgqueue.definitions
     ADD CONSTRAINT definitions_pkey PRIMARY KEY (object);
 
 ALTER TABLE ONLY pgqueue.jobs
-    ADD CONSTRAINT jobs_pkey PRIMARY KEY (id);
+    ADD CONSTRAINT jobs_pkey PRIMARY KEY (id) WITH (fillfactor='40');
 
 ALTER TABLE ONLY pgqueue.processed_jobs
     ADD CONSTRAINT processed_jobs_pkey PRIMARY KEY (idempotency_key);
@@ -310,7 +343,7 @@ CREATE INDEX finished_jobs_id ON ONLY pgqueue.finished_jobs USING btree (id);
 
 CREATE INDEX jobs_blocked ON pgqueue.jobs USING btree ((
 CASE
-    WHEN (state = 'blocked'::text) THEN concurrency_key
+    WHEN (state = 'blocked'::text) THEN (concurrency_key)::text
     ELSE NULL::text
 END)) WHERE (state = 'blocked'::text);
 

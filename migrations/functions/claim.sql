@@ -61,6 +61,7 @@ DECLARE
     spent text[];
     parked_by_rate integer;
     is_refused boolean;
+    now timestamptz;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION '{{schema}}.claim must run in READ COMMITTED, not %', current_setting('transaction_isolation')
@@ -121,8 +122,8 @@ BEGIN
         SELECT count(*),
                array_agg(c.place) FILTER (WHERE c.concurrency_key IS NULL),
                array_agg(c.place) FILTER (WHERE c.concurrency_key IS NOT NULL),
-               array_agg(c.concurrency_key) FILTER (WHERE c.concurrency_key IS NOT NULL),
-               array_agg(c.concurrency_limit) FILTER (WHERE c.concurrency_key IS NOT NULL),
+               array_agg(c.concurrency_key::text) FILTER (WHERE c.concurrency_key IS NOT NULL),
+               array_agg(c.concurrency_limit::integer) FILTER (WHERE c.concurrency_key IS NOT NULL),
                (SELECT l.priority FROM last AS l), (SELECT l.run_at FROM last AS l), (SELECT l.id FROM last AS l)
         INTO scanned, free, keyed, keys, limits, last_priority, last_run_at, last_id
         FROM candidate AS c;
@@ -135,23 +136,20 @@ BEGIN
         END IF;
         IF free IS NOT NULL THEN
             free := free[1:room];
+            now := clock_timestamp();
+            -- The places are in the order of the claim, so the rows come in it too.
             RETURN QUERY
-            WITH taken AS (
-                UPDATE jobs AS j SET
-                    state = 'running', attempt = j.attempt + 1, claim_token = new_token,
-                    worker_id = claim.worker_id, lease_seconds = claim.lease_seconds,
-                    unique_key = CASE WHEN NOT j.is_unique_until_start THEN j.unique_key END,
-                    heartbeat_at = clock_timestamp(), started_at = clock_timestamp(),
-                    deadline_at = clock_timestamp() + make_interval(secs => nullif(j.timeout_seconds, 0))
-                WHERE j.ctid = ANY (free)
-                RETURNING j.id, j.claim_token, j.attempt, j.task, j.args, j.priority, j.run_at, j.timeout_seconds,
-                          j.max_attempts, j.crashes, j.idempotency_key, j.headers, j.created_at
-            )
-            SELECT t.id, t.claim_token, t.attempt, t.task, t.args::text, NULL::text, t.priority, t.run_at::text, true,
-                   t.timeout_seconds, t.max_attempts, t.crashes, t.idempotency_key, t.headers::text,
-                   extract(epoch FROM clock_timestamp() - t.created_at)::double precision
-            FROM taken AS t
-            ORDER BY t.priority, t.run_at, t.id;
+            UPDATE jobs AS j SET
+                state = 'running', attempt = j.attempt + 1, claim_token = new_token,
+                worker_id = claim.worker_id, lease_seconds = claim.lease_seconds, heartbeat_at = now, started_at = now,
+                deadline_at = now + make_interval(secs => nullif(j.timeout_seconds, 0)),
+                unique_key = CASE WHEN NOT j.is_unique_until_start THEN j.unique_key END
+            FROM unnest(free) AS f (place)
+            WHERE j.ctid = f.place
+            RETURNING j.id, new_token, j.attempt::integer, j.task::text, j.args::text, NULL::text, j.priority::smallint,
+                      j.run_at::text, true, j.timeout_seconds::real, j.max_attempts::integer, j.crashes::smallint,
+                      j.idempotency_key::text, j.headers::text,
+                      date_part('epoch', now - j.created_at);
             GET DIAGNOSTICS taken = ROW_COUNT;
             room := room - taken;
         END IF;
@@ -251,9 +249,10 @@ BEGIN
                               AS is_scanned,
                           j.timeout_seconds, j.max_attempts, j.crashes, j.idempotency_key, j.headers, j.created_at
             )
-            SELECT t.id, t.claim_token, t.attempt, t.task, t.args::text, t.concurrency_key, t.priority, t.run_at::text,
-                   t.is_scanned, t.timeout_seconds, t.max_attempts, t.crashes, t.idempotency_key, t.headers::text,
-                   extract(epoch FROM clock_timestamp() - t.created_at)::double precision
+            SELECT t.id, t.claim_token, t.attempt::integer, t.task::text, t.args::text, t.concurrency_key::text,
+                   t.priority::smallint, t.run_at::text, t.is_scanned, t.timeout_seconds::real, t.max_attempts::integer,
+                   t.crashes::smallint, t.idempotency_key::text, t.headers::text,
+                   date_part('epoch', clock_timestamp() - t.created_at)
             FROM taken AS t
             ORDER BY t.priority, t.run_at, t.id;
             places := NULL;

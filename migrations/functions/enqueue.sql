@@ -29,7 +29,8 @@ WHEN (octet_length(NEW.args::text) > 1048576
 EXECUTE FUNCTION {{schema}}.refuse_large_document();
 
 -- Add one job; gives the id of the job that now stands for the request, and what that took: inserted, skipped (a live
--- job with that unique_key stands as it was) or replaced (it took our arguments).
+-- job with that unique_key stands as it was) or replaced (it took our arguments). left_key is the concurrency key that
+-- the replaced job left: whose waiting jobs are to be woken, by the caller if wakes is false.
 CREATE OR REPLACE FUNCTION {{schema}}.enqueue_one(
     task text,
     args jsonb DEFAULT '{}',
@@ -46,8 +47,9 @@ CREATE OR REPLACE FUNCTION {{schema}}.enqueue_one(
     headers jsonb DEFAULT NULL,
     delay_seconds double precision DEFAULT NULL,
     unique_until text DEFAULT NULL,
-    max_delay_seconds double precision DEFAULT NULL
-) RETURNS TABLE (job_id bigint, outcome text)
+    max_delay_seconds double precision DEFAULT NULL,
+    wakes boolean DEFAULT true
+) RETURNS TABLE (job_id bigint, outcome text, left_key text)
 LANGUAGE plpgsql VOLATILE
 SET search_path = {{schema}}, pg_temp SET jit = off SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_bitmapscan = off
@@ -107,7 +109,7 @@ BEGIN
             RETURNING id INTO job.id;
         END IF;
         IF FOUND THEN
-            RETURN QUERY SELECT job.id, 'inserted';
+            RETURN QUERY SELECT job.id, 'inserted', NULL;
             RETURN;
         END IF;
         IF enqueue_one.on_conflict <> 'skip' THEN
@@ -137,15 +139,18 @@ BEGIN
                    AND (job.state <> 'ready'
                         OR (old.concurrency_key, old.queue) IS DISTINCT FROM (job.concurrency_key, job.queue))
                 THEN
-                    PERFORM unblock(ARRAY[old.concurrency_key]);
+                    left_key := old.concurrency_key;
+                    IF enqueue_one.wakes THEN
+                        PERFORM unblock(ARRAY[left_key]);
+                    END IF;
                 END IF;
-                RETURN QUERY SELECT old.id, 'replaced';
+                RETURN QUERY SELECT old.id, 'replaced', left_key;
                 RETURN;
             END IF;
         END IF;
         SELECT j.id INTO old FROM jobs AS j WHERE j.unique_key = job.unique_key;
         IF FOUND THEN
-            RETURN QUERY SELECT old.id, 'skipped';
+            RETURN QUERY SELECT old.id, 'skipped', NULL;
             RETURN;
         END IF;
         -- The holder of the key finished between the two statements: the key is free again.
@@ -300,9 +305,14 @@ BEGIN
             headers => nullif(g.job -> 'headers', 'null'),
             delay_seconds => (g.job ->> 'delay_seconds')::double precision,
             unique_until => g.job ->> 'unique_until',
-            max_delay_seconds => (g.job ->> 'max_delay_seconds')::double precision
+            max_delay_seconds => (g.job ->> 'max_delay_seconds')::double precision,
+            wakes => false
         ) AS done
         FROM given AS g
+    ), woken AS MATERIALIZED (      -- all together: the locks of keys are taken in order of their number
+        SELECT unblock(array_agg((m.done).left_key)) FROM made AS m
+        WHERE (m.done).left_key IS NOT NULL
+        HAVING count(*) > 0
     )
-    SELECT (m.done).job_id, (m.done).outcome FROM made AS m ORDER BY m.nth;
+    SELECT (m.done).job_id, (m.done).outcome FROM made AS m LEFT JOIN woken ON true ORDER BY m.nth;
 END $$;

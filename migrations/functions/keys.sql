@@ -9,7 +9,7 @@
 --
 -- A writer locks its rows in one statement and changes them by ctid in the next. In one statement
 -- the new place of a row that a heartbeat moved meanwhile is invisible, and the change would
--- quietly miss it.
+-- quietly miss it. (complete takes no ctid along: it deletes by id.)
 
 -- Functions with a RETURN body, as here, are bound to their names when they are created and can be
 -- inlined; all others SET search_path, with pg_temp last, or a temporary table could stand in for ours.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -72,6 +73,34 @@ def change_in_no_order(session: Session, _seen: Counter[str]) -> None:
 
 
 WRITERS = [claim, claim, complete, complete, fail, crash, heartbeat, reap, release, cancel_and_enqueue]
+
+
+def test_a_batch_that_replaces_jobs_of_many_keys_takes_the_locks_of_the_keys_in_their_order(
+    session, open_session
+):
+    keys = [row.key for row in session.rows(
+        "SELECT k.key FROM unnest(%s::text[]) AS k (key) ORDER BY pgqueue.key_lock(k.key)", ["a", "b", "c"]
+    )]  # fmt: skip
+    holder, enqueuer = open_session(autocommit=False), open_session()
+    # The locks are wanted in one order, the unique keys come in the other one.
+    jobs = [
+        {"task": "t", "unique_key": f"u{nth}", "concurrency_key": key} for nth, key in enumerate(keys[::-1])
+    ]
+    session.enqueue_many(*jobs)
+    elsewhere = [{**job, "queue": "other", "on_conflict": "replace"} for job in jobs]
+
+    holder.rows("SELECT pg_advisory_xact_lock(pgqueue.key_lock(%s))", keys[0])
+    with ThreadPoolExecutor(1) as pool:
+        replaced = pool.submit(enqueuer.enqueue_many, *elsewhere)
+        pid = enqueuer.connection.info.backend_pid
+        wait_until(lambda: session.one("SELECT cardinality(pg_blocking_pids(%s)) > 0", pid), 30)
+        taken = [key for key in keys[1:] if not session.one(
+            "SELECT pg_try_advisory_xact_lock(pgqueue.key_lock(%s))", key
+        )]  # fmt: skip
+        holder.connection.rollback()
+
+        assert taken == []
+        assert [outcome for _, outcome in replaced.result(30)] == ["replaced"] * 3
 
 
 @pytest.fixture

@@ -291,10 +291,21 @@ verdicts := ARRAY(
 );
 PERFORM settle(verdicts);
 """
+# Looks first, and does not follow a row that has moved since.
+LOOKS = """
+seen := ARRAY(SELECT j.ctid FROM jobs AS j WHERE j.id = ANY (complete.job_ids));
+PERFORM stage.stop('complete: has looked');
+"""
+SAW_IT = (
+    ("ids bigint[];", "ids bigint[]; seen tid[];"),
+    ("WITH done AS (", f"{LOOKS}WITH done AS ("),
+    ("j.id = ANY (complete.job_ids)\n", "j.ctid = ANY (seen)\n"),
+    ("unnest(ids)", "unnest(complete.job_ids)"),
+)
 ROUND = ("release", "claim")
 MUTANTS = {
     "completes whatever the token": Mutant(
-        "complete", ANY_TOKEN,
+        "complete", ((")) IS TRUE", ")) IS NOT NULL"),),
         one_of_each, (ROUND, ("complete",)), "complete touched job 1 without holding it",
     ),
     "fails whatever the token": Mutant(
@@ -305,8 +316,8 @@ MUTANTS = {
         "heartbeat", ANY_TOKEN,
         one_of_each, (ROUND, ("heartbeat",)), "heartbeat touched job 1 without holding it",
     ),
-    "completes a row that is not locked": Mutant(
-        "complete", (("FOR NO KEY UPDATE", ""),),
+    "completes a row where it saw it": Mutant(
+        "complete", SAW_IT,
         one_of_each, (("complete",), ("heartbeat",)), "complete said [(1, 'succeeded')], but did []",
     ),
     "reaps rows that are not locked": Mutant(
@@ -323,7 +334,7 @@ MUTANTS = {
     ),
     "renews and waits": Mutant(
         "heartbeat", WAITING,
-        one_of_each, (("heartbeat",), ("complete",)), "heartbeat waits for transactionid",
+        one_of_each, (("heartbeat",), ("fail",)), "heartbeat waits for transactionid",
     ),
     "promotes and waits": Mutant(
         "promote", WAITING,

@@ -95,7 +95,9 @@ def test_hostile_strings_arrive_as_they_were(queue: Queue, node: NodeClient, tmp
             {
                 "code": "23514",
                 "constraint": "jobs_documents_fit",
-                "message": 'new row for relation "jobs" violates check constraint "jobs_documents_fit"',
+                "message": (
+                    'value for domain pgqueue.object_document violates check constraint "jobs_documents_fit"'
+                ),
             },
         ),
         (

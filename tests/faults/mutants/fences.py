@@ -54,7 +54,7 @@ def a_worker_wakes_after_its_successor_began(drill: Drill) -> None:
 
 @mutant("I8", a_worker_wakes_after_its_successor_began)
 def completes_by_id_and_state(drill: Drill) -> None:
-    drill.alter("complete", "j.id = g.id AND j.claim_token = g.token AND j.state", "j.id = g.id AND j.state")
+    drill.alter("complete", ")) IS TRUE", ")) IS NOT NULL")
 
 
 def a_heartbeat_arrives_while_somebody_reaps(drill: Drill) -> None:
@@ -91,6 +91,6 @@ BEGIN
         lease_seconds = NULL, deadline_at = NULL, started_at = NULL, concurrency_slot = NULL,
         errors = append_error(j.errors, j.attempt, j.worker_id, 'lease expired')
     WHERE j.id = ANY (ids)
-    RETURNING j.id, j.state, 'lease expired', j.task, j.queue;
+    RETURNING j.id, j.state, 'lease expired', j.task::text, j.queue::text;
 END
 """

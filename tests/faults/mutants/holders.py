@@ -43,9 +43,9 @@ BEGIN
         WHERE j.id = c.id
         RETURNING j.*
     )
-    SELECT t.id, t.claim_token, t.attempt, t.task, t.args::text, t.concurrency_key, t.priority,
-           t.run_at::text, true, t.timeout_seconds, t.max_attempts, t.crashes, t.idempotency_key,
-           t.headers::text, 0::double precision
+    SELECT t.id, t.claim_token, t.attempt::integer, t.task::text, t.args::text, t.concurrency_key::text,
+           t.priority::smallint, t.run_at::text, true, t.timeout_seconds::real, t.max_attempts::integer,
+           t.crashes::smallint, t.idempotency_key::text, t.headers::text, 0::double precision
     FROM taken AS t;
 END
 """
