@@ -91,6 +91,7 @@ class Signature:
         self.connection_names: tuple[str, ...] = ()
         self._positional: list[str] = []
         self._others: Argument | None = None
+        self._decoders: dict[str, Callable[[Any], Any]] = {}
         if not callable(function):
             raise ConfigurationError(f"task {task!r}: a handler is a function, not {function!r}")
         self.is_async = _is_async(function)
@@ -199,7 +200,8 @@ class Signature:
             given = loads(text)
             if not isinstance(given, dict):
                 raise self._invalid(f"the arguments are no JSON object: {text[:60]}")
-            self._check_names(given)
+            if given.keys() != self.arguments.keys():
+                self._check_names(given)
             return self._decoded(given)
         except Misfit as misfit:
             raise self._invalid_at("args", misfit) from None
@@ -211,7 +213,12 @@ class Signature:
         name = ""
         try:
             for name, value in given.items():
-                decoded[name] = self._codec(name).decode(value)
+                decoder = self._decoders.get(name)
+                if decoder is None:
+                    decoder = self._codec(name).decode
+                    if name in self.arguments:  # others could be any number
+                        self._decoders[name] = decoder
+                decoded[name] = decoder(value)
         except Misfit as misfit:
             raise misfit.inside(name) from None
         return decoded

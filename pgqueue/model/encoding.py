@@ -42,6 +42,7 @@ def _writer() -> Callable[[Any], str]:
 
 
 write = _writer()
+_scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 
 
 class Misfit(Exception):
@@ -109,6 +110,15 @@ def dumps(value: Any) -> str:
 
 def loads(text: str) -> Any:
     """Read JSON; whatever this Python cannot take of what PostgreSQL stores is a Misfit."""
+    value: Any = None
+    # Half the time of json.loads, which looks for space around the document: PostgreSQL writes none.
+    # (orjson would be faster still, but makes floats of integers beyond 64 bits.)
+    try:
+        value, end = _scan(text, 0)
+    except (StopIteration, RecursionError, ValueError):
+        end = -1
+    if end == len(text):
+        return value
     try:
         return json.loads(text)
     except RecursionError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pgqueue.errors import Cancel, JobTimeout, LeaseLost, PgqueueError
@@ -15,37 +15,25 @@ from pgqueue.model.task import TaskDefinition
 class Attempt:
     """One attempt inside the engine, from its arrival to its end."""
 
-    __slots__ = (
-        "args",
-        "arrived_at",
-        "attempt",
-        "cancel_statement",
-        "context",
-        "crashes",
-        "deadline_at",
-        "definition",
-        "headers",
-        "idempotency_key",
-        "is_cancel_requested",
-        "is_lost",
-        "is_reconciling",
-        "is_takeover",
-        "is_timed_out",
-        "job_id",
-        "max_attempts",
-        "place",
-        "queue",
-        "seconds",
-        "serial",
-        "started_at",
-        "task",
-        "task_name",
-        "token",
-    )
+    # What most attempts never change stays on the class: making one is a good part of what a small job costs.
+    started_at = 0.0
+    # Its place on the board, once its handler has begun.
+    place = -1
+    task: asyncio.Task[None] | None = None
+    context: JobContext | None = None
+    is_timed_out = False
+    is_cancel_requested = False
+    is_lost = False
+    is_takeover = False
+    is_reconciling = False
+    # Ends the statement that the handler's transaction waits for, if any. Safe from any thread.
+    cancel_statement: Callable[[], None] | None = None
 
-    def __init__(self, message: list[Any], now: float) -> None:
+    def __init__(
+        self, serial: int, sent: Sequence[Any], queue: str, token: str, definition: TaskDefinition, now: float
+    ) -> None:
+        self.serial = serial
         (
-            self.serial,
             self.job_id,
             self.attempt,
             self.task_name,
@@ -53,30 +41,22 @@ class Attempt:
             self.seconds,
             self.max_attempts,
             self.crashes,
-            self.queue,
             self.idempotency_key,
             self.headers,
-            self.token,
-        ) = message
+        ) = sent
+        self.queue = queue
+        self.token = token
+        self.definition = definition
         self.arrived_at = now
-        self.deadline_at: float | None = now + self.seconds if self.seconds is not None else None
-        self.started_at = 0.0
-        self.definition: TaskDefinition | None = None
-        self.task: asyncio.Task[None] | None = None
-        self.context: JobContext | None = None
-        self.place = -1
-        self.is_timed_out = False
-        self.is_cancel_requested = False
-        self.is_lost = False
-        self.is_takeover = False
-        self.is_reconciling = False
-        # Ends the statement that the handler's transaction waits for, if any. Safe from any thread.
-        self.cancel_statement: Callable[[], None] | None = None
 
     @property
     def key(self) -> str:
         """The key of its effect, the same for every attempt of the job."""
         return self.idempotency_key or f"job:{self.job_id}"
+
+    @property
+    def deadline_at(self) -> float | None:
+        return self.arrived_at + self.seconds if self.seconds else None
 
     def remaining_seconds(self) -> float | None:
         return None if self.deadline_at is None else self.deadline_at - time.monotonic()
@@ -88,5 +68,5 @@ class Attempt:
         if self.is_cancel_requested:
             return Cancel("cancelled on request")
         if self.is_timed_out:
-            return JobTimeout(self.seconds or 0.0)
+            return JobTimeout(self.seconds)
         return None

@@ -26,7 +26,7 @@ _PING_SECONDS = 3.0
 _PATIENCE = 4
 
 # More than one, so that a frozen or dead one is missed by nobody.
-_MAINTAINERS = 3
+MAINTAINERS = 3
 
 # Idle workers that need not watch look so much more seldom for each other one there is, so that all
 # together look about as often however many they are; and never more seldom than this.
@@ -229,7 +229,7 @@ class Bell(Link):
             return
         if self.is_maintainer:
             await self.run(presence.ping())
-        elif await self.run(presence.take_maintenance(_MAINTAINERS)):
+        elif await self.run(presence.take_maintenance(MAINTAINERS)):
             self.place.set()
         holds = self.is_maintainer or self.is_on_duty
         seconds = _PING_SECONDS if holds else max(_PING_SECONDS, self.poll_seconds)

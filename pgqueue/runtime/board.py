@@ -49,9 +49,10 @@ class Board:
         """Say that the handler at this place has ended, though nobody has been told how."""
         self._words[place] = -self._words[place]
 
-    def clear(self, place: int) -> None:
-        self._words[place] = 0
-        self._free.append(place)
+    def clear(self, places: list[int]) -> None:
+        for place in places:
+            self._words[place] = 0
+        self._free += places
 
     def running(self) -> set[int]:
         return {serial for serial in self._words if serial > 0}

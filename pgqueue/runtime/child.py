@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, cast
 
 from pgqueue.errors import PgqueueError
@@ -63,7 +64,8 @@ class _Link(asyncio.Protocol):
         for message in self._decoder.feed(data):
             match message[0]:
                 case "run":
-                    self.engines[message[1]].submit(message[2])
+                    _, pool, first_serial, sent, queue, token = message
+                    self.engines[pool].submit(first_serial, sent, queue, token)
                 case "cancel":
                     for engine in self.engines:
                         engine.cancel(message[1])
@@ -124,14 +126,16 @@ def run_loop(main_coroutine: Any) -> Any:
 async def _serve(channel: socket.socket, arguments: ChildArguments, app: Any, board: Board) -> None:
     link = _Link()
 
-    def report(ended: list[Ended]) -> None:
-        link.send(["done", [[serial, seconds, *outcome.to_wire()] for serial, seconds, outcome in ended]])
+    def report(pool: int, serials: list[int], seconds: list[float], others: list[Ended]) -> None:
+        in_full = [[serial, took, *outcome.to_wire()] for serial, took, outcome in others]
+        link.send(["done", pool, serials, seconds, in_full])
 
     def report_progress(progress: dict[int, dict[str, Any]]) -> None:
         link.send(["progress", list(progress.items())])
 
     link.engines = [
-        Engine(app.registry, slots, report, report_progress, board, app.schema) for slots in arguments.slots
+        Engine(app.registry, slots, partial(report, pool), report_progress, board, app.schema)
+        for pool, slots in enumerate(arguments.slots)
     ]
     channel.setblocking(False)
     await asyncio.get_running_loop().create_connection(lambda: link, sock=channel)

@@ -10,17 +10,20 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from operator import itemgetter
 from typing import Any, Protocol, cast
 
 from pgqueue.model.outcome import Ending, Outcome
 from pgqueue.runtime.application import load_application
 from pgqueue.runtime.board import Board
 from pgqueue.runtime.child import ChildArguments
-from pgqueue.runtime.execution import Engine
+from pgqueue.runtime.execution import Ended, Engine
 from pgqueue.runtime.log import LogFormat
 from pgqueue.runtime.memory import OomKills
 from pgqueue.runtime.wire import Decoder, frame
+from pgqueue.sql.attempts import ClaimedRow
 
 # Places on a board beyond the slots: attempts whose outcome is being written keep theirs.
 _SPARE_PLACES = 4096
@@ -28,6 +31,21 @@ _SPARE_PLACES = 4096
 _FRAME_CHARACTERS = 1_000_000
 # How often to look whether somebody moved a child to another control group.
 _LOOK_SECONDS = 1.0
+
+# An attempt as the wire describes it.
+Sent = tuple[Any, ...]
+_SENT = (
+    "job_id",
+    "attempt",
+    "task",
+    "args",
+    "timeout_seconds",
+    "max_attempts",
+    "crashes",
+    "idempotency_key",
+    "headers",
+)
+to_wire: Callable[[ClaimedRow], Sent] = itemgetter(*map(ClaimedRow._fields.index, _SENT))
 
 _NOT_RUN = (Ending.RELEASED, Ending.UNKNOWN_TASK)
 
@@ -37,7 +55,9 @@ class Listener(Protocol):
 
     def child_ready(self, child: Child) -> None: ...
     def child_failed(self, child: Child, message: str, details: str) -> None: ...
-    def attempts_ended(self, ended: list[tuple[int, float, Outcome]]) -> None: ...
+    def attempts_ended(
+        self, pool: int, serials: list[int], seconds: list[float], others: list[Ended]
+    ) -> None: ...
     def progress_made(self, progress: list[tuple[int, dict[str, Any]]]) -> None: ...
 
 
@@ -49,8 +69,8 @@ class Child:
         # Its share of each pool's slots.
         self.slots = slots
         self.is_ready = False
-        # The attempts sent there and not ended yet: serial and number of the pool, and how many of each pool.
-        self.held: dict[int, int] = {}
+        # The serials of the attempts sent there and not ended yet, and how many of each pool they are.
+        self.held: set[int] = set()
         self.loads = [0] * len(slots)
         self.hello: Mapping[str, Any] = {}
         self.jobs_run = 0
@@ -65,20 +85,20 @@ class Child:
         """Count the free slots of a pool; below zero is what was sent ahead."""
         return self.slots[pool] - self.loads[pool]
 
-    def run(self, pool: int, attempts: list[list[Any]]) -> None:
-        """Send attempts there, each as the wire describes."""
-        self.held.update((attempt[0], pool) for attempt in attempts)
+    def run(self, pool: int, first_serial: int, attempts: list[Sent], queue: str, token: str) -> None:
+        """Send attempts of one claim there; their serials count up from the first."""
+        self.held.update(range(first_serial, first_serial + len(attempts)))
         self.loads[pool] += len(attempts)
-        self._start(pool, attempts)
+        self._start(pool, first_serial, attempts, queue, token)
 
-    def _start(self, pool: int, attempts: list[list[Any]]) -> None:
+    def _start(self, pool: int, first_serial: int, attempts: list[Sent], queue: str, token: str) -> None:
         raise NotImplementedError
 
-    def _report(self, ended: list[tuple[int, float, Outcome]]) -> None:
-        for serial, _, outcome in ended:
-            self.loads[self.held.pop(serial)] -= 1
-            self.jobs_run += outcome.ending not in _NOT_RUN
-        self._listener.attempts_ended(ended)
+    def _report(self, pool: int, serials: list[int], seconds: list[float], others: list[Ended]) -> None:
+        self.held.difference_update(serials, [serial for serial, _, _ in others])
+        self.loads[pool] -= len(serials) + len(others)
+        self.jobs_run += len(serials) + sum(outcome.ending not in _NOT_RUN for _, _, outcome in others)
+        self._listener.attempts_ended(pool, serials, seconds, others)
 
     def cancel(self, serials: list[int]) -> None:
         raise NotImplementedError
@@ -188,8 +208,9 @@ class ChildProcess(Child, asyncio.Protocol):
         for message in self._decoder.feed(data):
             match message[0]:
                 case "done":
-                    ended = message[1]
-                    self._report([(serial, took, Outcome.from_wire(parts)) for serial, took, *parts in ended])
+                    _, pool, serials, seconds, others = message
+                    in_full = [(serial, took, Outcome.from_wire(parts)) for serial, took, *parts in others]
+                    self._report(pool, serials, seconds, in_full)
                 case "progress":
                     self._listener.progress_made(message[1])
                 case "hello":
@@ -207,12 +228,12 @@ class ChildProcess(Child, asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frame(message))
 
-    def _start(self, pool: int, attempts: list[list[Any]]) -> None:
+    def _start(self, pool: int, first_serial: int, attempts: list[Sent], queue: str, token: str) -> None:
         first = size = 0
         for following, attempt in enumerate(attempts, 1):
-            size += len(attempt[4])
+            size += len(attempt[3])
             if size > _FRAME_CHARACTERS or following == len(attempts):
-                self._send(["run", pool, attempts[first:following]])
+                self._send(["run", pool, first_serial + first, attempts[first:following], queue, token])
                 first, size = following, 0
 
     def cancel(self, serials: list[int]) -> None:
@@ -289,12 +310,12 @@ class LocalChild(Child):
             Engine(
                 application.registry,
                 count,
-                self._report,
+                partial(self._report, pool),
                 lambda progress: listener.progress_made(list(progress.items())),
                 self._board,
                 application.schema,
             )
-            for count in slots
+            for pool, count in enumerate(slots)
         ]
         self.hello = application.describe()
         self.pid = os.getpid()
@@ -303,8 +324,8 @@ class LocalChild(Child):
         self.is_ready = True
         self._listener.child_ready(self)
 
-    def _start(self, pool: int, attempts: list[list[Any]]) -> None:
-        self._engines[pool].submit(attempts)
+    def _start(self, pool: int, first_serial: int, attempts: list[Sent], queue: str, token: str) -> None:
+        self._engines[pool].submit(first_serial, attempts, queue, token)
 
     def cancel(self, serials: list[int]) -> None:
         for engine in self._engines:

@@ -12,17 +12,18 @@ import contextvars
 import json
 import math
 import random
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, cast
 
 from pgqueue.errors import UnknownTask
 from pgqueue.model.arguments import Signature
 from pgqueue.model.context import JobContext
-from pgqueue.model.outcome import RELEASED, Outcome, clean, outcome_of
+from pgqueue.model.outcome import PLAIN_SUCCESS, RELEASED, Outcome, clean, outcome_of
 from pgqueue.model.task import NOT_DONE, TaskDefinition, TaskRegistry
 from pgqueue.runtime.attempt import Attempt
 from pgqueue.runtime.board import Board
@@ -34,6 +35,11 @@ from pgqueue.runtime.once import EndsAs, Once
 STALE_SECONDS = 1.0
 PROGRESS_SECONDS = 1.0
 _TICK_SECONDS = 0.05
+# Handlers that never wait run one after another for so long, until the loop gets its turn.
+_SLICE_SECONDS = 0.002
+# While more waits, ends are reported when there are so many, or after so long.
+_FLUSH_JOBS = 250
+_FLUSH_SECONDS = 0.005
 
 # (serial, seconds the handler ran, outcome)
 Ended = tuple[int, float, Outcome]
@@ -42,15 +48,19 @@ Ended = tuple[int, float, Outcome]
 class Engine:
     """Runs attempts in at most `slots` slots.
 
-    `report` is called on the loop with those that ended, `report_progress` with what handlers said of
-    how far they are, by serial.
+    `report` is called on the loop with those that ended: the serials of plain successes, how long each of
+    these ran, and all others in full. `report_progress` gets what handlers said of how far they are, by
+    serial.
+
+    A slot is a thread or a task that goes through the backlog from its head. It starts the next one
+    when there is more to do than it gets done itself, so that many small jobs wake few.
     """
 
     def __init__(
         self,
         registry: TaskRegistry,
         slots: int,
-        report: Callable[[list[Ended]], None],
+        report: Callable[[list[int], list[float], list[Ended]], None],
         report_progress: Callable[[dict[int, dict[str, Any]]], None],
         board: Board,
         schema: str,
@@ -62,6 +72,7 @@ class Engine:
         self._board = board
         self._once = Once(schema, slots)
         self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
         # Taken by the loop and by handler threads: a thread that ends a job takes the next one
         # itself, since a detour over the loop costs more than a small job does.
         self._lock = threading.Lock()
@@ -70,11 +81,11 @@ class Engine:
         self._running: dict[int, Attempt] = {}
         self._progress: dict[int, dict[str, Any]] = {}
         self._progress_due_at = 0.0
-        self._ended: list[tuple[Attempt, Ended]] = []
+        # Serial, place on the board, seconds, outcome.
+        self._ended: list[tuple[int, int, float, Outcome]] = []
         self._is_flush_due = False
-        self._is_stopping = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._thread_jobs: SimpleQueue[tuple[Attempt, TaskDefinition] | None] = SimpleQueue()
+        self._thread_jobs: SimpleQueue[Attempt | None] = SimpleQueue()
         self._threads = 0
         self._idle_threads = 0
         # Ticks only while there is something to look after: an idle engine costs nothing.
@@ -82,11 +93,19 @@ class Engine:
 
     # Called on the loop.
 
-    def submit(self, messages: Iterable[list[Any]]) -> None:
-        """Take attempts over; each is reported exactly once."""
+    def submit(self, first_serial: int, sent: Sequence[Sequence[Any]], queue: str, token: str) -> None:
+        """Take attempts over, as the wire describes them; each is reported exactly once."""
         now = time.monotonic()
+        definitions = {name: self._registry.get(name) for name in {one[2] for one in sent}}
+        arrived = []
+        for serial, one in enumerate(sent, first_serial):
+            definition = definitions[one[2]]
+            if definition is None:
+                self._note_end(serial, -1, 0.0, outcome_of_unknown(one[2], self._registry))
+            else:
+                arrived.append(Attempt(serial, one, queue, token, definition, now))
         with self._lock:
-            self._backlog.extend(Attempt(message, now) for message in messages)
+            self._backlog.extend(arrived)
         if self._ticker is None:
             self._ticker = self._loop.call_later(_TICK_SECONDS, self._tick)
         self._fill()
@@ -106,9 +125,8 @@ class Engine:
     def stop(self) -> None:
         """Start nothing more; what has not started is reported as released."""
         with self._lock:
-            self._is_stopping = True
             waiting, self._backlog = list(self._backlog), deque()
-        self._end([(attempt, RELEASED) for attempt in waiting])
+        self._release(waiting)
 
     def close(self) -> None:
         if self._ticker is not None:
@@ -125,8 +143,12 @@ class Engine:
             for attempt in waiting:
                 self._backlog.remove(attempt)
             running = [self._running[serial] for serial in wanted if serial in self._running]
-        self._end([(attempt, RELEASED) for attempt in waiting])
+        self._release(waiting)
         return running
+
+    def _release(self, waiting: Iterable[Attempt]) -> None:
+        for attempt in waiting:
+            self._end(attempt, RELEASED)
 
     def _interrupt(self, attempt: Attempt) -> None:
         # A thread cannot be interrupted, but for a statement it waits for: its handler may ask its
@@ -136,57 +158,52 @@ class Engine:
         elif (cancel := attempt.cancel_statement) is not None:
             cancel()
 
-    def _fill(self) -> None:
-        """Start what waits while slots are free."""
-        while True:
-            with self._lock:
-                if not self._backlog or self._used >= self._slots:
+    def _start_task(self, attempt: Attempt) -> None:
+        self._tasks.add(self._loop.create_task(self._run_task(attempt)))
+
+    async def _run_task(self, following: Attempt | None) -> None:
+        """Run async handlers one after another until one has waited for something; the body of a task.
+
+        Small jobs cost less than a task for each would. But whoever has waited was seen by the world in this
+        task, and a cancellation meant for it may come late: it was the last one here. So was whoever left a
+        reference to the task behind, with a timer say, or cancelled it.
+        """
+        task = cast("asyncio.Task[None]", asyncio.current_task())
+        try:
+            references = sys.getrefcount(task)
+            slice_ends_at = time.monotonic() + _SLICE_SECONDS
+            while (attempt := following) is not None:
+                if self._is_thread_due():
+                    # However long this one holds the loop up, what is for a thread need not wait.
+                    self._fill()
+                attempt.task = task
+                steps = _Steps(self._run_async(attempt))
+                if not steps.begin():
+                    # Others go on meanwhile. Two, and soon all of them if they all wait.
+                    self._fill()
+                    self._fill()
+                    self._end(attempt, await steps)
                     return
-                attempt = self._backlog.popleft()
-                self._used += 1
-            self._start(attempt)
+                attempt.task = None
+                self._end(attempt, steps.result)
+                if sys.getrefcount(task) != references or task.cancelling():
+                    return
+                if time.monotonic() >= slice_ends_at:
+                    await asyncio.sleep(0)
+                    references = sys.getrefcount(task)
+                    slice_ends_at = time.monotonic() + _SLICE_SECONDS
+                following = self._next(is_async=True)
+        finally:
+            self._tasks.discard(task)
+            with self._lock:
+                self._used -= 1
+            self._fill()
 
-    def _start(self, attempt: Attempt) -> None:
-        """Start an attempt whose slot is taken."""
-        self._running[attempt.serial] = attempt
-        definition = self._registry.get(attempt.task_name)
-        if definition is None:
-            self._end([(attempt, outcome_of_unknown(attempt, self._registry))])
-            self._free_slot()
-        elif definition.is_async:
-            task = self._loop.create_task(self._run_async(attempt, definition))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        else:
-            self._hand_to_thread(attempt, definition)
-
-    def _hand_to_thread(self, attempt: Attempt, definition: TaskDefinition) -> None:
-        with self._lock:
-            needs_thread = self._idle_threads < 1 and self._threads < self._slots
-            if needs_thread:
-                self._threads += 1
-            else:
-                self._idle_threads -= 1
-        self._thread_jobs.put((attempt, definition))
-        if needs_thread:
-            # Daemons: a handler that never returns must not keep the process from ending.
-            thread = threading.Thread(
-                target=self._run_threads, name=f"pgqueue-slot-{self._threads}", daemon=True
-            )
-            try:
-                thread.start()
-            except RuntimeError:
-                # The system allows no more threads: the job waits for one of those there are.
-                with self._lock:
-                    self._threads -= 1
-                    self._idle_threads -= 1
-                if not self._threads:
-                    raise
-
-    def _free_slot(self) -> None:
-        with self._lock:
-            self._used -= 1
-        self._loop.call_soon(self._fill)
+    def _is_thread_due(self) -> bool:
+        try:
+            return not self._backlog[0].definition.signature.is_async
+        except IndexError:  # not seldom: a thread may take the last one at any time
+            return False
 
     async def _call_async(self, attempt: Attempt, definition: TaskDefinition) -> Outcome:
         function, signature = definition.function, definition.signature
@@ -206,52 +223,34 @@ class Engine:
                 attempt.is_reconciling = False
         return definition.success(await function(**self._inject(attempt, signature, args)))
 
-    async def _run_async(self, attempt: Attempt, definition: TaskDefinition) -> None:
+    async def _run_async(self, attempt: Attempt) -> Outcome:
+        definition = attempt.definition
         try:
-            # Only from here on may it be cancelled: a task cancelled before its first step never runs at
-            # all, and its attempt would end without a word. Who asked before now is heard in _begin.
-            attempt.task = asyncio.current_task()
-            try:
-                self._begin(attempt, definition)
-                outcome = await self._call_async(attempt, definition)
-            except asyncio.CancelledError as error:
-                outcome = self._interrupted(attempt, definition, error)
-            except BaseException as error:  # noqa: BLE001  SystemExit of a handler is that handler's failure
-                outcome = self._failed(attempt, definition, error)
-            self._end([(attempt, outcome)])
-        finally:
-            self._free_slot()
+            self._begin(attempt)
+            return await self._call_async(attempt, definition)
+        except asyncio.CancelledError as error:
+            # Our own cancellation of a handler, or one that it raised itself.
+            return self._failed(attempt, definition, attempt.reason_to_stop() or error)
+        except BaseException as error:  # noqa: BLE001  SystemExit of a handler is that handler's failure
+            return self._failed(attempt, definition, error)
 
     # Called in threads.
 
     def _run_threads(self) -> None:
-        """Run sync handlers until told to end; the body of each slot's thread."""
-        while (job := self._thread_jobs.get()) is not None:
-            attempt, definition = job
-            while True:
-                outcome = contextvars.copy_context().run(self._run_sync, attempt, definition)
-                self._end([(attempt, outcome)])
-                following = self._next_for_thread()
-                if following is None:
-                    break
-                attempt, definition = following
-
-    def _next_for_thread(self) -> tuple[Attempt, TaskDefinition] | None:
-        """Keep the slot and take the next sync job, or give the slot back."""
-        with self._lock:
-            if self._backlog and not self._is_stopping:
-                attempt = self._backlog[0]
-                definition = self._registry.get(attempt.task_name)
-                if definition is not None and not definition.is_async:
-                    self._backlog.popleft()
-                    self._running[attempt.serial] = attempt
-                    return attempt, definition
-            self._used -= 1
-            self._idle_threads += 1
-            has_more = bool(self._backlog)
-        if has_more:
-            self._loop.call_soon_threadsafe(self._fill)
-        return None
+        """Run sync handlers until told to end; the body of a thread."""
+        following = self._thread_jobs.get()
+        while following is not None:
+            # This one may block for long: the next thread takes what waits behind it, once it gets to run.
+            self._fill()
+            while (attempt := following) is not None:
+                outcome = contextvars.copy_context().run(self._run_sync, attempt)
+                self._end(attempt, outcome)
+                following = self._next(is_async=False)
+            with self._lock:
+                self._used -= 1
+                self._idle_threads += 1
+            self._fill()
+            following = self._thread_jobs.get()
 
     def _call(self, attempt: Attempt, definition: TaskDefinition) -> Outcome:
         function, signature = definition.function, definition.signature
@@ -271,17 +270,67 @@ class Engine:
                 attempt.is_reconciling = False
         return definition.success(function(**self._inject(attempt, signature, args)))
 
-    def _run_sync(self, attempt: Attempt, definition: TaskDefinition) -> Outcome:
+    def _run_sync(self, attempt: Attempt) -> Outcome:
+        definition = attempt.definition
         try:
-            self._begin(attempt, definition)
+            self._begin(attempt)
             return self._call(attempt, definition)
         except BaseException as error:  # noqa: BLE001  whatever a handler raises ends its attempt, not the worker
             return self._failed(attempt, definition, error)
 
     # On either side.
 
-    def _begin(self, attempt: Attempt, definition: TaskDefinition) -> None:
-        attempt.definition = definition
+    def _next(self, *, is_async: bool) -> Attempt | None:
+        """Take the first of what waits into the slot of the one before, if it is of this kind."""
+        with self._lock:
+            if not self._backlog or self._backlog[0].definition.signature.is_async != is_async:
+                return None
+            attempt = self._backlog.popleft()
+            self._running[attempt.serial] = attempt
+            return attempt
+
+    def _fill(self) -> None:
+        """Start the first of what waits in a slot of its own, if one is free. Safe from any thread."""
+        with self._lock:
+            if not self._backlog or self._used >= self._slots:
+                return
+            self._used += 1
+            attempt = self._backlog.popleft()
+            self._running[attempt.serial] = attempt
+        if not attempt.definition.signature.is_async:
+            self._hand_to_thread(attempt)
+        elif threading.get_ident() == self._loop_thread:
+            self._start_task(attempt)
+        else:
+            self._loop.call_soon_threadsafe(self._start_task, attempt)
+
+    def _hand_to_thread(self, attempt: Attempt) -> None:
+        with self._lock:
+            needs_thread = self._idle_threads < 1 and self._threads < self._slots
+            if needs_thread:
+                self._threads += 1
+            else:
+                self._idle_threads -= 1
+        if needs_thread:
+            # Daemons: a handler that never returns must not keep the process from ending.
+            thread = threading.Thread(
+                target=self._run_threads, name=f"pgqueue-slot-{self._threads}", daemon=True
+            )
+            try:
+                thread.start()
+            except RuntimeError:
+                # The system allows no more threads: the job waits for one of those there are.
+                with self._lock:
+                    self._threads -= 1
+                    self._used -= 1
+                    del self._running[attempt.serial]
+                    self._backlog.appendleft(attempt)
+                if not self._threads:
+                    raise
+                return
+        self._thread_jobs.put(attempt)
+
+    def _begin(self, attempt: Attempt) -> None:
         attempt.place = self._board.put(attempt.serial)
         attempt.started_at = time.monotonic()
         if (reason := attempt.reason_to_stop()) is not None:
@@ -292,9 +341,11 @@ class Engine:
         self, attempt: Attempt, signature: Signature, args: dict[str, Any], conn: Any = None
     ) -> dict[str, Any]:
         """Add what the worker gives a handler to what its job does."""
+        if not signature.context_names and not signature.connection_names:
+            return args
         injected: dict[str, Any] = dict.fromkeys(signature.connection_names, conn)
         injected.update({name: self._context(attempt) for name in signature.context_names})
-        return {**args, **injected} if injected else args
+        return {**args, **injected}
 
     def _context(self, attempt: Attempt) -> JobContext:
         if attempt.context is None:
@@ -305,7 +356,7 @@ class Engine:
                 queue=attempt.queue,
                 attempt=attempt.attempt,
                 max_attempts=attempt.max_attempts + attempt.crashes,
-                timeout_seconds=attempt.seconds or 0.0,
+                timeout_seconds=attempt.seconds,
                 headers=headers,
                 idempotency_key=attempt.idempotency_key,
                 is_takeover=attempt.is_takeover,
@@ -332,12 +383,6 @@ class Engine:
             for serial, progress in said.items()
         }
 
-    def _interrupted(
-        self, attempt: Attempt, definition: TaskDefinition, error: asyncio.CancelledError
-    ) -> Outcome:
-        """Tell our own cancellation of a handler from one it raised itself."""
-        return self._failed(attempt, definition, attempt.reason_to_stop() or error)
-
     def _failed(self, attempt: Attempt, definition: TaskDefinition, error: BaseException) -> Outcome:
         if isinstance(error, EndsAs):
             return error.outcome
@@ -359,58 +404,104 @@ class Engine:
             is_unsure=attempt.is_reconciling or attempt.reason_to_stop() is not None,
         )
 
-    def _end(self, ended: list[tuple[Attempt, Outcome]]) -> None:
-        """Note how attempts ended; they are reported together, soon. Safe from any thread."""
-        if not ended:
-            return
-        now = time.monotonic()
-        with self._lock:
-            for attempt, outcome in ended:
-                self._running.pop(attempt.serial, None)
-                if attempt.place >= 0:
-                    self._board.mark_ended(attempt.place)
-                seconds = now - attempt.started_at if attempt.started_at else 0.0
-                self._ended.append((attempt, (attempt.serial, seconds, outcome)))
-            is_first = not self._is_flush_due
+    def _end(self, attempt: Attempt, outcome: Outcome) -> None:
+        """Note how an attempt ended. Safe from any thread."""
+        seconds = time.monotonic() - attempt.started_at if attempt.started_at else 0.0
+        self._running.pop(attempt.serial, None)
+        if attempt.place >= 0:
+            self._board.mark_ended(attempt.place)
+        self._note_end(attempt.serial, attempt.place, seconds, outcome)
+
+    def _note_end(self, serial: int, place: int, seconds: float, outcome: Outcome) -> None:
+        """Have an end reported, together with others.
+
+        Takes no lock: each step is atomic, and the list only grows while _flush takes its beginning.
+        """
+        self._ended.append((serial, place, seconds, outcome))
+        if not self._is_flush_due:
             self._is_flush_due = True
-        if is_first:
-            self._loop.call_soon_threadsafe(self._flush)
+            self._loop.call_soon_threadsafe(self._plan_flush)
+
+    def _plan_flush(self) -> None:
+        if self._backlog and len(self._ended) < _FLUSH_JOBS:
+            self._loop.call_later(_FLUSH_SECONDS, self._flush)
+        else:
+            self._flush()
 
     def _flush(self) -> None:
-        with self._lock:
-            ended, self._ended = self._ended, []
-            self._is_flush_due = False
-        self._report([report for _, report in ended])
-        for attempt, _ in ended:
-            if attempt.place >= 0:
-                self._board.clear(attempt.place)
+        # First, so that whoever comes too late for this flush asks for another one.
+        self._is_flush_due = False
+        count = len(self._ended)
+        ended = self._ended[:count]
+        del self._ended[:count]
+        plain = [(serial, seconds) for serial, _, seconds, outcome in ended if outcome is PLAIN_SUCCESS]
+        self._report(
+            [serial for serial, _ in plain],
+            [seconds for _, seconds in plain],
+            [(one[0], one[2], one[3]) for one in ended if one[3] is not PLAIN_SUCCESS],
+        )
+        self._board.clear([place for _, place, _, _ in ended if place >= 0])
 
     def _tick(self) -> None:
         """Interrupt what is past its deadline, and give back what has waited too long."""
         now = time.monotonic()
         with self._lock:
             is_needed = bool(self._running or self._backlog or self._progress)
-            overdue = [
-                attempt
-                for attempt in self._running.values()
-                if attempt.deadline_at is not None and now >= attempt.deadline_at and not attempt.is_timed_out
-            ]
+            # At once, for handlers end without asking for the lock.
+            running = list(self._running.values())
             stale: list[Attempt] = []
             if self._backlog and now - self._backlog[0].arrived_at > STALE_SECONDS:
                 stale, self._backlog = list(self._backlog), deque()
         self._ticker = self._loop.call_later(_TICK_SECONDS, self._tick) if is_needed else None
-        for attempt in overdue:
-            attempt.is_timed_out = True
-            self._interrupt(attempt)
-        self._end([(attempt, RELEASED) for attempt in stale])
+        for attempt in running:
+            deadline_at = attempt.deadline_at
+            if deadline_at is not None and now >= deadline_at and not attempt.is_timed_out:
+                attempt.is_timed_out = True
+                self._interrupt(attempt)
+        self._release(stale)
         if self._progress and now >= self._progress_due_at:
             self._progress_due_at = now + PROGRESS_SECONDS
             self._report_progress(self._take_progress())
 
 
-def outcome_of_unknown(attempt: Attempt, registry: TaskRegistry) -> Outcome:
+class _Steps:
+    """A coroutine that runs in the task of whoever awaits this, but in a context of its own."""
+
+    __slots__ = ("_context", "_coroutine", "_waits_for", "result")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Outcome]) -> None:
+        self._context = contextvars.copy_context()
+        self._coroutine = coroutine
+        self._waits_for: Any = None
+        self.result: Outcome
+
+    def begin(self) -> bool:
+        """Run it until it waits for something, or to its end; says whether that was its end."""
+        try:
+            self._waits_for = self._context.run(self._coroutine.send, None)
+        except StopIteration as end:
+            self.result = end.value
+            return True
+        return False
+
+    def __await__(self) -> Generator[Any, Any, Outcome]:
+        run, coroutine, waits_for = self._context.run, self._coroutine, self._waits_for
+        try:
+            while True:
+                try:
+                    answer = yield waits_for
+                except BaseException as error:  # noqa: BLE001  it is meant for the coroutine
+                    waits_for = run(coroutine.throw, error)
+                else:
+                    waits_for = run(coroutine.send, answer)
+        except StopIteration as end:
+            outcome: Outcome = end.value
+            return outcome
+
+
+def outcome_of_unknown(task_name: str, registry: TaskRegistry) -> Outcome:
     return outcome_of(
-        UnknownTask(attempt.task_name, [definition.name for definition in registry]),
+        UnknownTask(task_name, [definition.name for definition in registry]),
         retry_seconds=None,
         is_unrecoverable=False,
         is_unsure=False,

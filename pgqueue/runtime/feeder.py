@@ -26,9 +26,6 @@ from pgqueue.sql.attempts import ClaimedRow
 # One claim takes at most so many jobs: past a few hundred a larger batch gains nothing.
 MAX_CLAIM = 500
 
-# So many outcomes may wait to be written; while more do, the database takes claims but not their ends.
-_MAX_UNWRITTEN = 5000
-
 # While no rate limit and no pause is known, look whether there is one only so often.
 _LOOK_FOR_LIMITS_SECONDS = 5.0
 # A shorter sleep is not worth a question; nor must all workers ask at the same instant.
@@ -52,7 +49,7 @@ class Feeder:
         poll_seconds: float,
         dispatch: Dispatch,
         breakers: Breakers,
-        free_slots: Callable[[Pool], int | None],
+        room: Callable[[Pool], int],
         wake: asyncio.Event,
         log: Log,
     ) -> None:
@@ -64,7 +61,7 @@ class Feeder:
         self._poll_seconds = poll_seconds
         self._dispatch = dispatch
         self._breakers = breakers
-        self._free_slots = free_slots
+        self._room = room
         self._wake = wake
         self._log = log
         self._cursors = {queue: Cursor() for queue in ledger.queues}
@@ -148,6 +145,8 @@ class Feeder:
                     await self._breakers.ask(rows)
                 finally:  # told to end meanwhile, too: they are ours
                     self._dispatch(rows, queue, pool)
+                # Only now: a job that rang does not wait for it, and a ring in vain is not worth it.
+                await self._bell.rise(watch)
                 # Whoever was served goes last, so that no queue of a pool starves.
                 self._order.remove((pool, queue))
                 self._order.append((pool, queue))
@@ -249,18 +248,8 @@ class Feeder:
             pass
         finally:
             self._bell.unwatch_socket()
-        for watch in await self._bell.take_rings():
-            await self._bell.rise(watch)
-
-    def _room(self, pool: Pool) -> int:
-        """Say how many jobs to claim for a pool: its free slots that children have too, and some ahead."""
-        free = self._free_slots(pool)
-        if free is None or self._ledger.unwritten > _MAX_UNWRITTEN or not self._ledger.can_renew:
-            return 0
-        ahead = pool.ahead()
-        room = min(pool.slots - pool.in_flight, free) + ahead
-        # Short jobs: rather one large claim when half of them are done than many small ones.
-        return room if room > ahead // 2 else 0
+        rung = {watch.queue for watch in await self._bell.take_rings()}
+        self._order.sort(key=lambda place: place[1] not in rung)
 
     def _any_room(self) -> bool:
         return any(self._room(pool) > 0 for pool in self._ledger.pools)

@@ -7,7 +7,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pgqueue.database import Error, errors, redact
@@ -30,24 +29,7 @@ _LATE_PAUSE_SECONDS = 0.05
 UNKNOWN_TASK_SECONDS = 15.0
 
 
-@dataclass(slots=True)
-class Finished:
-    """An attempt whose handler has ended, on its way to the database."""
-
-    held: Held
-    outcome: Outcome
-    seconds: float
-    # The process died under it: `text` says how.
-    has_crashed: bool = False
-    # An answer broke: it may be written already.
-    may_have_landed: bool = False
-    # When to try again, for one that was put off; monotonic.
-    again_at: float = 0.0
-    # It has not started, because this breaker is not closed.
-    breaker: str = ""
-
-
-Batch = list[Finished]
+Batch = list[Held]
 
 
 class Finisher:
@@ -70,20 +52,20 @@ class Finisher:
         self._on_retry = on_retry
         self._log = log
         self._pending: Batch = []
-        self._late: deque[Finished] = deque()
+        self._late: deque[Held] = deque()
         self._alarm: asyncio.TimerHandle | None = None
         self._progress: dict[int, tuple[Held, str]] = {}
         self._wake = asyncio.Event()
         self.is_clear = asyncio.Event()
         self.is_clear.set()
 
-    def add(self, finished: Batch) -> None:
-        """Take outcomes over; their slots are free from now on."""
-        for item in finished:
-            self._ledger.free(item.held)
-            if item.held.ticket is not None:
-                item.held.ticket.note(item.outcome.ending)
-        self._pending += finished
+    def add(self, ended: Batch) -> None:
+        """Take over attempts that know how they ended; their slots are free from now on."""
+        self._ledger.free(*ended)
+        for held in ended:
+            if held.ticket is not None:
+                held.ticket.note(held.outcome.ending)
+        self._pending += ended
         self.is_clear.clear()
         self._wake.set()
 
@@ -155,21 +137,22 @@ class Finisher:
             pause = max(0.0 if is_written else _LATE_PAUSE_SECONDS, self._late[0].again_at - time.monotonic())
             self._alarm = asyncio.get_running_loop().call_later(pause, self._wake.set)
 
-    def _kind(self, item: Finished) -> str:
-        if item.has_crashed:
-            return f"crash {item.outcome.text}"
-        if item.breaker:
-            return f"park {item.breaker}"
-        match item.outcome.ending:
+    def _kind(self, held: Held) -> str:
+        outcome, ending = held.outcome, held.outcome.ending
+        if ending is Ending.SUCCEEDED:
+            return "complete" if held.row.idempotency_key is None else "complete_once"
+        if held.has_crashed or ending is Ending.CRASHED:
+            return f"crash {outcome.text}"
+        if held.breaker:
+            return f"park {held.breaker}"
+        match ending:
             case Ending.SETTLED:
                 return "settled"
-            case Ending.SUCCEEDED:
-                return "complete" if item.held.row.idempotency_key is None else "complete_once"
             case Ending.SNOOZED:
-                return f"snooze {item.outcome.text or ''}"
+                return f"snooze {outcome.text or ''}"
             case Ending.RELEASED:
-                return f"release {item.outcome.text or ''}"
-            case Ending.UNKNOWN_TASK if item.held.row.age_seconds < self._unknown_task_grace_seconds:
+                return f"release {outcome.text or ''}"
+            case Ending.UNKNOWN_TASK if held.row.age_seconds < self._unknown_task_grace_seconds:
                 # A rolling deploy: another worker may know it. No attempt is used up.
                 return "release "
         return "fail"
@@ -177,7 +160,7 @@ class Finisher:
     async def _write_group(self, kind: str, items: Batch) -> None:
         """Write one kind of outcome for some attempts, or put off those that cannot be written now."""
         if kind == "settled":
-            self._confirm(items, dict.fromkeys((item.held.row.job_id for item in items), "settled"))
+            self._confirm(items, dict.fromkeys((held.row.job_id for held in items), "settled"))
             return
         has_made_partition = False
         while True:
@@ -208,16 +191,16 @@ class Finisher:
 
         By a statement whose answer broke, or in the transaction of its effect.
         """
-        missing = [item for item in items if item.held.row.job_id not in states]
+        missing = [held for held in items if held.row.job_id not in states]
         found: dict[int, str] = {}
-        if unheard := [item for item in missing if item.may_have_landed]:
+        if unheard := [held for held in missing if held.may_have_landed]:
             what, _, reason = kind.partition(" ")
             written = "" if what == "park" else reason
             question = attempts.landed(
-                *_names([item.held for item in unheard]),
-                [item.held.row.attempt for item in unheard],
-                [item.held.row.age_seconds for item in unheard],
-                [item.outcome.text if what == "fail" else written or None for item in unheard],
+                *_names(unheard),
+                [held.row.attempt for held in unheard],
+                [held.row.age_seconds for held in unheard],
+                [held.outcome.text if what == "fail" else written or None for held in unheard],
                 self._worker_id,
                 goes_on=not what.startswith("complete"),
             )
@@ -227,7 +210,7 @@ class Finisher:
             except Error as error:
                 # What a stranger wrote into a job's history, say: no reason to end the worker.
                 self._cannot_tell(error)
-        if unsettled := [item.held for item in missing if item.held.is_transactional]:
+        if unsettled := [held for held in missing if held.is_transactional]:
             found.update(dict.fromkeys(await self._settled(unsettled), "settled"))
         return found
 
@@ -286,40 +269,38 @@ class Finisher:
     def _confirm(self, items: Batch, states: dict[int, str]) -> None:
         counts = self._ledger.counts
         succeeded: Batch = []
-        for item in items:
-            held = item.held
-            self._ledger.forget(held)
+        self._ledger.forget(*items)
+        for held in items:
             if held.is_lost:  # and an answer for its job is about a later attempt
                 continue
             state = states.get(held.row.job_id)
+            outcome = held.outcome
             if state is None:
-                self.lost(held, "its outcome came too late", item.outcome.ending)
+                self.lost(held, "its outcome came too late", outcome.ending)
                 continue
-            if state == "settled":
-                succeeded.append(item)
+            if outcome.ending is Ending.SUCCEEDED or state == "settled":
+                succeeded.append(held)
                 continue
-            if item.has_crashed:
+            if held.has_crashed or outcome.ending is Ending.CRASHED:
                 counts.crashed += 1
-                self._log.warning("job crashed", **_fields(item), state=state, reason=item.outcome.text)
+                self._log.warning("job crashed", **_fields(held), state=state, reason=outcome.text)
                 continue
-            match item.outcome.ending:
-                case Ending.SUCCEEDED:
-                    succeeded.append(item)
+            match outcome.ending:
                 case Ending.RELEASED:
                     counts.released += 1
-                    self._log.debug("job released", **_fields(item), state=state)
+                    self._log.debug("job released", **_fields(held), state=state)
                 case Ending.SNOOZED:
                     counts.snoozed += 1
-                    self._log.info("job snoozed", **_fields(item), snooze_seconds=item.outcome.seconds)
+                    self._log.info("job snoozed", **_fields(held), snooze_seconds=outcome.seconds)
                 case Ending.UNKNOWN_TASK if state != "dead":
                     counts.released += 1
-                    self._log.warning("job left for a worker that knows its task", **_fields(item))
+                    self._log.warning("job left for a worker that knows its task", **_fields(held))
                 case _:
-                    self._say_failed(item, state)
-            if state in ("scheduled", "ready") and not item.breaker:
-                self._on_retry(item.outcome.seconds or 0.0)
+                    self._say_failed(held, state)
+            if state in ("scheduled", "ready") and not held.breaker:
+                self._on_retry(outcome.seconds or 0.0)
         counts.succeeded += len(succeeded)
-        self._log.many(logging.INFO, "job succeeded", (_success_fields(item) for item in succeeded))
+        self._log.many(logging.INFO, "job succeeded", map(_success_fields, succeeded))
 
     def lost(self, held: Held, reason: str, ending: Ending | None = None) -> None:
         """Count and say that an attempt was not ours any more; nothing was written for it."""
@@ -330,7 +311,7 @@ class Finisher:
             "claim lost", job_id=row.job_id, task=row.task, attempt=row.attempt, ending=ending, reason=reason
         )
 
-    def _say_failed(self, item: Finished, state: str) -> None:
+    def _say_failed(self, item: Held, state: str) -> None:
         counts = self._ledger.counts
         summary = (item.outcome.text or "").partition("\n")[0]
         match state:
@@ -354,7 +335,7 @@ def _is_missing_partition(error: Error) -> bool:
 
 
 def _statement(kind: str, items: Batch) -> Statement[dict[int, str]]:
-    ids, tokens = _names([item.held for item in items])
+    ids, tokens = _names(items)
     what, _, reason = kind.partition(" ")
     outcomes = [item.outcome for item in items]
     match what:
@@ -363,7 +344,7 @@ def _statement(kind: str, items: Batch) -> Statement[dict[int, str]]:
             completed = (
                 attempts.complete(ids, tokens, results, reasons)
                 if what == "complete"
-                else attempts.complete_once(ids, tokens, [item.held.key for item in items], results, reasons)
+                else attempts.complete_once(ids, tokens, [item.key for item in items], results, reasons)
             )
             return Statement(completed.text, completed.params, _as_succeeded)
         case "crash":
@@ -399,18 +380,18 @@ def _settled(transactional: Sequence[Held]) -> Statement[list[int]]:
     return once.settled(*_names(transactional), [held.key for held in transactional])
 
 
-def _fields(item: Finished) -> dict[str, Any]:
-    row = item.held.row
+def _fields(item: Held) -> dict[str, Any]:
+    row = item.row
     return {
         "job_id": row.job_id,
         "task": row.task,
-        "queue": item.held.queue,
+        "queue": item.queue,
         "attempt": row.attempt,
         "seconds": round(item.seconds, 6),
     }
 
 
-def _success_fields(item: Finished) -> dict[str, Any]:
+def _success_fields(item: Held) -> dict[str, Any]:
     fields = _fields(item)
     if item.outcome.note:
         fields["result"] = item.outcome.note

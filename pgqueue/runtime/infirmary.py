@@ -12,8 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from pgqueue.model.outcome import RELEASED, Ending, Outcome
-from pgqueue.runtime.children import Child
-from pgqueue.runtime.finisher import Finished
+from pgqueue.runtime.children import Child, to_wire
 from pgqueue.runtime.ledger import Held
 
 # A suspect that cannot start for so long goes back: another worker's infirmary may be free. A child
@@ -29,19 +28,17 @@ _IDLE_SECONDS = 30.0
 class Infirmary:
     """The suspects this worker holds, and the child they run in, which comes and goes with them."""
 
-    def __init__(
-        self, spawn: Callable[[], Awaitable[Child]], finish: Callable[[list[Finished]], None]
-    ) -> None:
+    def __init__(self, spawn: Callable[[], Awaitable[Child]], finish: Callable[[list[Held]], None]) -> None:
         self._spawn = spawn
         self._finish = finish
-        self._waiting: deque[tuple[Held, list[object]]] = deque()
+        self._waiting: deque[Held] = deque()
         self._idle_since = 0.0
         self._spawn_at = 0.0
         self.child: Child | None = None
 
-    def admit(self, held: Held, message: list[object]) -> None:
-        """Take a suspect; `message` is its attempt as the wire describes."""
-        self._waiting.append((held, message))
+    def admit(self, held: Held) -> None:
+        """Take a suspect."""
+        self._waiting.append(held)
 
     async def tend(self, now: float) -> None:
         """Start the next suspect if none runs, and give back those that wait in vain."""
@@ -53,16 +50,17 @@ class Infirmary:
         child = self.child
         is_up = child is not None and child.is_ready
         patience = _PATIENCE_SECONDS if is_up else _LOAD_SECONDS
-        self.release([held for held, _ in self._waiting if now - held.claimed_at > patience])
+        self.release([held for held in self._waiting if now - held.claimed_at > patience])
         if child is None:
             return
         while self._waiting and child.is_ready and not child.held:
-            held, message = self._waiting.popleft()
+            held = self._waiting.popleft()
             if held.is_lost:
-                self._finish([Finished(held, RELEASED, 0.0)])
+                self._finish([held.ended(RELEASED)])
                 continue
             held.child = child
-            child.run(held.pool.number, [message])
+            row = held.row
+            child.run(held.pool.number, held.serial, [to_wire(row)], held.queue, row.token)
         if child.held or self._waiting:
             self._idle_since = now
         elif now - self._idle_since > _IDLE_SECONDS:
@@ -72,7 +70,7 @@ class Infirmary:
 
     def release(self, suspects: list[Held] | None = None) -> None:
         """Give waiting suspects back, all of them if none are named; no attempt is used up."""
-        chosen = [held for held, _ in self._waiting] if suspects is None else suspects
-        self._waiting = deque(pair for pair in self._waiting if pair[0] not in chosen)
+        chosen = list(self._waiting) if suspects is None else suspects
+        self._waiting = deque(held for held in self._waiting if held not in chosen)
         away = Outcome(Ending.RELEASED, None, _AWAY_SECONDS)
-        self._finish([Finished(held, away, 0.0) for held in chosen if not held.is_finishing])
+        self._finish([held.ended(away) for held in chosen if not held.is_finishing])

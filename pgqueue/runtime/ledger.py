@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pgqueue.model.outcome import PLAIN_SUCCESS, Outcome
 from pgqueue.runtime.children import Child
 from pgqueue.sql.attempts import ClaimedRow
 
@@ -19,25 +21,31 @@ MAX_AHEAD = 1000
 
 
 class Held:
-    """One claimed attempt. `serial` names it inside this worker."""
+    """One claimed attempt, from its claim to the database's word of its end. `serial` names it here."""
 
-    __slots__ = (
-        "attempt",
-        "child",
-        "claimed_at",
-        "deadline_at",
-        "is_finishing",
-        "is_lost",
-        "is_questioned",
-        "is_transactional",
-        "kill_at",
-        "kill_reason",
-        "pool",
-        "queue",
-        "row",
-        "serial",
-        "ticket",
-    )
+    # What most attempts never change stays on the class: there are tens of thousands of them a second.
+    # When the parent ends the child over it.
+    kill_at = math.inf
+    kill_reason = ""
+    is_lost = False
+    # It ends itself, in the transaction of its effect: we may hear of that from the database first.
+    is_transactional = False
+    is_questioned = False
+    # What it goes under if its task depends on a circuit breaker.
+    ticket: Ticket | None = None
+
+    # Its handler has ended: how, and after how long.
+    is_finishing = False
+    outcome: Outcome = PLAIN_SUCCESS
+    seconds = 0.0
+    # The process died under it: the outcome's text says how.
+    has_crashed = False
+    # The answer to what wrote its end down broke: it may be written already.
+    may_have_landed = False
+    # When to try again, for one that was put off; monotonic.
+    again_at = 0.0
+    # It has not started, because this breaker is not closed.
+    breaker = ""
 
     def __init__(
         self, serial: int, row: ClaimedRow, queue: str, pool: Pool, child: Child, now: float
@@ -49,16 +57,12 @@ class Held:
         self.child = child
         self.claimed_at = now
         self.deadline_at = now + row.timeout_seconds if row.timeout_seconds else math.inf
-        # When the parent ends the child over it.
-        self.kill_at = math.inf
-        self.kill_reason = ""
-        self.is_lost = False
-        # It ends itself, in the transaction of its effect: we may hear of that from the database first.
-        self.is_transactional = False
-        self.is_questioned = False
-        self.is_finishing = False
-        # What it goes under if its task depends on a circuit breaker.
-        self.ticket: Ticket | None = None
+
+    def ended(self, outcome: Outcome, seconds: float = 0.0) -> Held:
+        """Note how it ended, for the finisher."""
+        self.outcome = outcome
+        self.seconds = seconds
+        return self
 
     @property
     def key(self) -> str:
@@ -82,15 +86,18 @@ class Pool:
             return 0
         return min(MAX_AHEAD, int(self.slots * AHEAD_SECONDS / max(self.seconds, 1e-5)))
 
-    def observe(self, seconds: float) -> None:
-        """Learn from an attempt that ended; upwards at once, downwards slowly.
+    def observe(self, *seconds: float) -> None:
+        """Learn from attempts that ended; upwards at once, downwards slowly.
 
         A long job among short ones must stop the claiming ahead now: what was claimed waits behind it.
         """
-        if self.seconds is None or seconds > self.seconds * 8:
-            self.seconds = seconds
-        else:
-            self.seconds += (seconds - self.seconds) * 0.05
+        average = self.seconds
+        for took in seconds:
+            if average is None or took > average * 8:
+                average = took
+            else:
+                average += (took - average) * 0.05
+        self.seconds = average
 
 
 @dataclass(slots=True)
@@ -121,36 +128,44 @@ class Ledger:
     _by_job: dict[int, Held] = field(default_factory=dict)
 
     def take(
-        self, row: ClaimedRow, queue: str, pool: Pool, child: Child, now: float
-    ) -> tuple[Held, Held | None]:
-        """Hold a freshly claimed row; also gives the older attempt of the same job, if we still held one.
+        self, rows: Sequence[ClaimedRow], queue: str, pool: Pool, child: Child, now: float
+    ) -> tuple[list[Held], list[Held]]:
+        """Hold rows of one claim; also gives older attempts of the same jobs, if we still held any.
 
-        That older one is lost: somebody took it back while this worker was frozen or cut off.
+        Those are lost: somebody took them back while this worker was frozen or cut off.
         """
-        self._last_serial += 1
-        held = Held(self._last_serial, row, queue, pool, child, now)
-        self.held[held.serial] = held
-        older = self._by_job.get(row.job_id)
-        self._by_job[row.job_id] = held
-        pool.in_flight += 1
-        self.counts.claimed += 1
-        return held, older
+        first = self._last_serial + 1
+        self._last_serial += len(rows)
+        serials = range(first, first + len(rows))
+        job_ids = [row.job_id for row in rows]
+        taken = [
+            Held(serial, row, queue, pool, child, now) for serial, row in zip(serials, rows, strict=True)
+        ]
+        older = [self._by_job[job_id] for job_id in job_ids if job_id in self._by_job]
+        self.held.update(zip(serials, taken, strict=True))
+        self._by_job.update(zip(job_ids, taken, strict=True))
+        pool.in_flight += len(taken)
+        self.counts.claimed += len(taken)
+        return taken, older
 
     def snapshot(self) -> list[Held]:
         """Give the attempts held now; one atomic step, so any thread may ask."""
         return list(self.held.values())
 
-    def free(self, held: Held) -> None:
-        """Give an attempt's slot back: its handler ended. The attempt stays until the database knows."""
-        if not held.is_finishing:
-            held.is_finishing = True
-            held.pool.in_flight -= 1
+    def free(self, *ended: Held) -> None:
+        """Give the slots of attempts back: their handlers ended. They stay until the database knows."""
+        for held in ended:
+            if not held.is_finishing:
+                held.is_finishing = True
+                held.pool.in_flight -= 1
 
-    def forget(self, held: Held) -> None:
-        self.free(held)
-        self.held.pop(held.serial, None)
-        if self._by_job.get(held.row.job_id) is held:
-            del self._by_job[held.row.job_id]
+    def forget(self, *ended: Held) -> None:
+        self.free(*ended)
+        for held in ended:
+            self.held.pop(held.serial, None)
+            job_id = held.row.job_id
+            if self._by_job.get(job_id) is held:
+                del self._by_job[job_id]
 
     @property
     def unwritten(self) -> int:

@@ -8,16 +8,18 @@ import random
 import sys
 import time
 from collections.abc import Mapping
+from itertools import chain, repeat
 from logging import DEBUG
 from typing import Any
 
 from pgqueue.database import redact
 from pgqueue.errors import ConfigurationError
-from pgqueue.model.outcome import RELEASED, Ending, Outcome
+from pgqueue.model.outcome import PLAIN_SUCCESS, RELEASED, Ending, Outcome
 from pgqueue.runtime.application import ApplicationError
 from pgqueue.runtime.breakers import Breakers, Ticket
-from pgqueue.runtime.children import Child, ChildProcess, LocalChild, Nowhere
-from pgqueue.runtime.finisher import Finished, Finisher
+from pgqueue.runtime.children import Child, ChildProcess, LocalChild, Nowhere, to_wire
+from pgqueue.runtime.execution import Ended
+from pgqueue.runtime.finisher import Finisher
 from pgqueue.runtime.infirmary import Infirmary
 from pgqueue.runtime.launch import Launch
 from pgqueue.runtime.ledger import Held, Ledger, Pool
@@ -29,9 +31,12 @@ from pgqueue.runtime.wire import dumps
 from pgqueue.sql.attempts import ClaimedRow
 
 _TICK_SECONDS = 0.05
+_NO_TICKETS: Mapping[int, Ticket] = {}
 # After so many crashes a job runs apart: one more, and it is dead. Before that it runs again at once.
 _ISOLATED_CRASHES = 2
 _LOAD_SECONDS = 60.0
+# So many outcomes may wait to be written; while more do, the database takes claims but not their ends.
+_MAX_UNWRITTEN = 5000
 # A child that lived so long did not die of its start.
 _HEALTHY_SECONDS = 30.0
 _FIRST_RESPAWN_SECONDS = 0.1
@@ -161,24 +166,30 @@ class Nursery:
         else:
             self._log.error("child cannot load the application", child=child.number, error=message)
 
-    def attempts_ended(self, ended: list[tuple[int, float, Outcome]]) -> None:
-        finished = []
-        for serial, seconds, outcome in ended:
-            held = self._ledger.held.get(serial)
+    def attempts_ended(
+        self, pool: int, serials: list[int], seconds: list[float], others: list[Ended]
+    ) -> None:
+        all_held, ended = self._ledger.held, []
+        for serial, took, outcome in chain(zip(serials, seconds, repeat(PLAIN_SUCCESS)), others):
+            held = all_held.get(serial)
             if held is None or held.is_finishing:
                 continue
             if held.is_lost:
                 self._ledger.forget(held)
                 continue
-            if outcome.ending is Ending.RELEASED:
+            ended.append(held.ended(outcome, took))
+        observed = self._ledger.pools[pool]
+        observed.observe(*seconds)
+        for held in ended if others else ():
+            if held.outcome.ending is Ending.RELEASED:
                 # It waited in vain behind longer ones: claim less ahead.
-                held.pool.seconds = None
-            elif outcome.ending is not Ending.UNKNOWN_TASK:
-                held.pool.observe(seconds)
-            has_crashed = outcome.ending is Ending.CRASHED
-            finished.append(Finished(held, outcome, seconds, has_crashed=has_crashed))
-        self._finish(finished)
-        self._wake.set()
+                observed.seconds = None
+            elif held.outcome is not PLAIN_SUCCESS and held.outcome.ending is not Ending.UNKNOWN_TASK:
+                observed.observe(held.seconds)
+        self._finish(ended)
+        # To wake the feeder in vain costs as much as many small jobs do.
+        if self.is_draining or any(self.room(pool) for pool in self._ledger.pools):
+            self._wake.set()
 
     def progress_made(self, progress: list[tuple[int, dict[str, Any]]]) -> None:
         for serial, said in progress:
@@ -186,9 +197,9 @@ class Nursery:
             if held is not None and self._finisher is not None:
                 self._finisher.note_progress(held, dumps(said).decode())
 
-    def _finish(self, finished: list[Finished]) -> None:
-        if finished and self._finisher is not None:
-            self._finisher.add(finished)
+    def _finish(self, ended: list[Held]) -> None:
+        if ended and self._finisher is not None:
+            self._finisher.add(ended)
 
     def lose(self, held: Held, reason: str) -> None:
         """Take note that an attempt is not ours any more, and tell its handler."""
@@ -199,10 +210,16 @@ class Nursery:
 
     # Giving them work.
 
-    def free_slots(self, pool: Pool) -> int | None:
-        """Count a pool's free slots in the children that are up; None while none of them has any."""
+    def room(self, pool: Pool) -> int:
+        """Say how many jobs to claim for a pool: its free slots that children have too, and some ahead."""
         ready = self._ready(pool)
-        return sum(max(0, child.free(pool.number)) for child in ready) if ready else None
+        if not ready or self._ledger.unwritten > _MAX_UNWRITTEN or not self._ledger.can_renew:
+            return 0
+        free = sum(max(0, child.free(pool.number)) for child in ready)
+        ahead = pool.ahead()
+        room = min(pool.slots - pool.in_flight, free) + ahead
+        # Short jobs: rather one large claim when half of them are done than many small ones.
+        return room if room > ahead // 2 else 0
 
     def _ready(self, pool: Pool) -> list[Child]:
         return [
@@ -216,73 +233,74 @@ class Nursery:
         ]
 
     def dispatch(self, rows: list[ClaimedRow], queue: str, pool: Pool) -> None:
-        """Send claimed attempts to the children with most room."""
+        """Send the attempts of one claim to the children with most room."""
         now = time.monotonic()
         ready = self._ready(pool)
         if not ready or self.is_draining:
             # The last one died while the claim was under way, or we are about to end.
-            taken = [self._ledger.take(row, queue, pool, self._nowhere, now)[0] for row in rows]
-            self._finish([Finished(held, RELEASED, 0.0) for held in taken])
+            taken = self._take(rows, queue, pool, self._nowhere, now)
+            self._finish([held.ended(RELEASED) for held in taken])
             return
-        messages: dict[int, list[list[Any]]] = {child.number: [] for child in ready}
-        free = {child.number: child.free(pool.number) for child in ready}
-        admitted = self._admit(rows, queue, pool, now)
-        for row, ticket in admitted:
-            if row.crashes >= _ISOLATED_CRASHES and self._settings.processes:
-                self._isolate(row, queue, pool, now, ticket)
-                continue
-            child = max(ready, key=lambda one: free[one.number]) if len(ready) > 1 else ready[0]
-            free[child.number] -= 1
-            held = self._take(row, queue, pool, child, now, ticket)
-            messages[child.number].append(_message(held))
-        for child in ready:
-            if messages[child.number]:
-                child.run(pool.number, messages[child.number])
+        rows, tickets = self._admit(rows, queue, pool, now)
+        if self._settings.processes and any(row.crashes >= _ISOLATED_CRASHES for row in rows):
+            # Apart from all others, because processes keep dying where they run.
+            suspects = [row for row in rows if row.crashes >= _ISOLATED_CRASHES]
+            rows = [row for row in rows if row.crashes < _ISOLATED_CRASHES]
+            for held in self._take(suspects, queue, pool, self._nowhere, now, tickets):
+                self._infirmary.admit(held)
+        free = [child.free(pool.number) for child in ready]
+        for child, dealt in zip(ready, deal(rows, free), strict=True):
+            if dealt:
+                taken = self._take(dealt, queue, pool, child, now, tickets)
+                sent = list(map(to_wire, dealt))
+                child.run(pool.number, taken[0].serial, sent, queue, dealt[0].token)
         if self._log.is_enabled(DEBUG):
-            for row, _ in admitted:
+            for row in rows:
                 self._log.debug(
                     "job started", job_id=row.job_id, task=row.task, queue=queue, attempt=row.attempt
                 )
 
     def _admit(
         self, rows: list[ClaimedRow], queue: str, pool: Pool, now: float
-    ) -> list[tuple[ClaimedRow, Ticket | None]]:
-        """Give back what its circuit breaker does not let start; gives the others, each with its ticket."""
-        if self._breakers is None:
-            return [(row, None) for row in rows]
-        admitted: list[tuple[ClaimedRow, Ticket | None]] = []
-        refused = []
+    ) -> tuple[list[ClaimedRow], Mapping[int, Ticket]]:
+        """Give back what its circuit breaker does not let start; gives the others, and tickets by job."""
+        if self._breakers is None or not any(map(self._breakers.of, {row.task for row in rows})):
+            return rows, _NO_TICKETS
+        admitted, tickets, refused = list[ClaimedRow](), dict[int, Ticket](), list[Held]()
         for row in rows:
             breaker = self._breakers.of(row.task)
             ticket = None if breaker is None else breaker.admit(queue)
-            if breaker is None or ticket is not None:
-                admitted.append((row, ticket))
-            else:
-                held = self._take(row, queue, pool, self._nowhere, now)
-                refused.append(Finished(held, RELEASED, 0.0, breaker=breaker.name))
+            if breaker is not None and ticket is None:
+                (held,) = self._take([row], queue, pool, self._nowhere, now)
+                held.breaker = breaker.name
+                refused.append(held.ended(RELEASED))
+                continue
+            admitted.append(row)
+            if ticket is not None:
+                tickets[row.job_id] = ticket
         self._finish(refused)
-        return admitted
+        return admitted, tickets
 
     def _take(
         self,
-        row: ClaimedRow,
+        rows: list[ClaimedRow],
         queue: str,
         pool: Pool,
         child: Child,
         now: float,
-        ticket: Ticket | None = None,
-    ) -> Held:
-        held, older = self._ledger.take(row, queue, pool, child, now)
-        held.ticket = ticket
-        held.is_transactional = row.task in self._transactional
-        if older is not None and not older.is_lost:
-            self.lose(older, "another claim of the job was made meanwhile")
-        return held
-
-    def _isolate(self, row: ClaimedRow, queue: str, pool: Pool, now: float, ticket: Ticket | None) -> None:
-        """Run a job apart from all others, because processes keep dying where it runs."""
-        held = self._take(row, queue, pool, self._nowhere, now, ticket)
-        self._infirmary.admit(held, _message(held))
+        tickets: Mapping[int, Ticket] = _NO_TICKETS,
+    ) -> list[Held]:
+        taken, overtaken = self._ledger.take(rows, queue, pool, child, now)
+        if tickets:
+            for held in taken:
+                held.ticket = tickets.get(held.row.job_id)
+        if self._transactional:
+            for held in taken:
+                held.is_transactional = held.row.task in self._transactional
+        for older in overtaken:
+            if not older.is_lost:
+                self.lose(older, "another claim of the job was made meanwhile")
+        return taken
 
     # Their end.
 
@@ -337,29 +355,30 @@ class Nursery:
     def _bury(self, child: Child, reason: str) -> None:
         """Give back what a dead child held: whoever ran then is a suspect, the others are not."""
         self._children.remove(child)
-        running, ended = child.running(), child.ended()
+        running, unheard = child.running(), child.ended()
         held = [self._ledger.held[serial] for serial in child.held if serial in self._ledger.held]
         was_killed_by_us = any(one.kill_reason for one in held)
         now = time.monotonic()
-        finished = []
+        ended = []
         for one in held:
             if one.is_finishing:
                 continue
             if one.is_lost:
                 self._ledger.forget(one)
             elif one.kill_reason and one.serial in running:
-                finished.append(Finished(one, _outcome_of_kill(one), now - one.claimed_at))
+                ended.append(one.ended(_outcome_of_kill(one), now - one.claimed_at))
             elif one.serial in running and not was_killed_by_us:
                 died = Outcome(Ending.FAILED, f"its process {reason}")
-                finished.append(Finished(one, died, now - one.claimed_at, has_crashed=True))
-            elif one.serial in running or one.serial in ended:
+                one.has_crashed = True
+                ended.append(one.ended(died, now - one.claimed_at))
+            elif one.serial in running or one.serial in unheard:
                 # Not its fault, so no attempt used up; that it ran, and will run again, stays on record.
-                why = "ended, but before it was reported" if one.serial in ended else "began, but"
+                why = "ended, but before it was reported" if one.serial in unheard else "began, but"
                 undone = Outcome(Ending.RELEASED, f"{why} its process {reason}")
-                finished.append(Finished(one, undone, now - one.claimed_at))
+                ended.append(one.ended(undone, now - one.claimed_at))
             else:
-                finished.append(Finished(one, RELEASED, 0.0))
-        self._finish(finished)
+                ended.append(one.ended(RELEASED))
+        self._finish(ended)
         child.close()
         if self._startup is not None:
             if not self._startup.done():
@@ -373,9 +392,7 @@ class Nursery:
                 self._infirmary.child = None
             elif child.number == self._count and not child.is_retired:  # let go, because nobody needed it
                 return
-            self._log.error(
-                "child died", child=child.number, pid=child.pid, reason=reason, jobs=len(finished)
-            )
+            self._log.error("child died", child=child.number, pid=child.pid, reason=reason, jobs=len(ended))
         self._wake.set()
 
     def _plan_respawn(self, child: Child, now: float, *, was_killed_by_us: bool) -> None:
@@ -431,23 +448,24 @@ class Nursery:
             child.close()
 
 
-def _message(held: Held) -> list[Any]:
-    """Give an attempt in the form of the wire."""
-    row = held.row
-    return [
-        held.serial,
-        row.job_id,
-        row.attempt,
-        row.task,
-        row.args,
-        row.timeout_seconds or None,
-        row.max_attempts,
-        row.crashes,
-        held.queue,
-        row.idempotency_key,
-        row.headers,
-        row.token if held.is_transactional or row.idempotency_key is not None else "",
-    ]
+def deal(rows: list[ClaimedRow], free: list[int]) -> list[list[ClaimedRow]]:
+    """Deal rows out to children with so many free slots, each row to the one with most room then."""
+    if len(free) == 1:
+        return [rows]
+    dealt: list[list[ClaimedRow]] = [[] for _ in free]
+    start = 0
+    while start < len(rows):
+        most = max(free)
+        widest = [number for number, room in enumerate(free) if room == most]
+        others = [room for room in free if room < most]
+        # They take turns until the next one has as much room as they.
+        rounds = most - max(others) if others else len(rows)
+        end = start + rounds * len(widest)
+        for nth, number in enumerate(widest):
+            dealt[number] += rows[start + nth : end : len(widest)]
+            free[number] -= rounds
+        start = end
+    return dealt
 
 
 def _outcome_of_kill(held: Held) -> Outcome:

@@ -1,14 +1,15 @@
 """Messages between parent and child: JSON lists with a length in front, over one socket pair.
 
-Parent to child:  ["run", pool, [[serial, job_id, attempt, task, args, seconds, max_attempts, crashes,
-                   queue, idempotency_key, headers, token], …]]
+Parent to child:  ["run", pool, first serial, [[job_id, attempt, task, args, seconds, max_attempts, crashes,
+                   idempotency_key, headers], …], queue, token]    attempts of one claim, in a row
                   ["cancel", [serial, …]]    stop these, somebody asked for it
                   ["lost", [serial, …]]      stop these, they are not ours any more
                   ["dsn", text]              the database found, for what handlers enqueue
                   ["stop"]                   start nothing more, give back what has not started
 Child to parent:  ["hello", {…}]             what the application defines
                   ["failed", text]           the application could not be loaded
-                  ["done", [[serial, seconds, ending, text, seconds, note, is_unsure], …]]
+                  ["done", pool, [serial, …], [seconds, …],    succeeded, with nothing to say of it
+                   [[serial, seconds, ending, text, seconds, note, is_unsure], …]]    all others
                   ["progress", [[serial, {…}], …]]
 
 A serial is the parent's number of one dispatched attempt: a job can come back to the same worker

@@ -22,7 +22,7 @@ from pgqueue.model.outcome import RELEASED
 from pgqueue.runtime.bell import Bell, NoBell
 from pgqueue.runtime.breakers import Breakers
 from pgqueue.runtime.feeder import Feeder
-from pgqueue.runtime.finisher import Finished, Finisher
+from pgqueue.runtime.finisher import Finisher
 from pgqueue.runtime.launch import Launch
 from pgqueue.runtime.lease import LeaseKeeper, Verdicts
 from pgqueue.runtime.ledger import Held, Ledger, Pool
@@ -205,7 +205,7 @@ class Worker:
             poll_seconds=settings.poll_seconds,
             dispatch=self._nursery.dispatch,
             breakers=breakers,
-            free_slots=self._nursery.free_slots,
+            room=self._nursery.room,
             wake=self._wake,
             log=self._log,
         )
@@ -357,7 +357,7 @@ class Worker:
             self._nursery.end()
         rest = self._unfinished()
         if rest:
-            self._finisher.add([Finished(held, RELEASED, 0.0) for held in rest])
+            self._finisher.add([held.ended(RELEASED) for held in rest])
             self._log.warning("gave back what had not finished", jobs=len(rest))
         with contextlib.suppress(TimeoutError):
             # A database that is away must not hold up the end: the leases run out by themselves.

@@ -53,7 +53,7 @@ def claim(
             "after_run_at": after[1],
             "after_id": after[2],
         },
-        lambda found: [ClaimedRow._make(row) for row in found],
+        _claimed,
     )
 
 
@@ -213,6 +213,10 @@ def count_dead_since(queues: Sequence[str], since: str) -> Statement[int]:
 
 def database_now() -> Statement[tuple[str, str]]:
     return Statement(_TEXT["database_now"], {}, lambda found: (found[0][0], found[0][1]))
+
+
+def _claimed(found: Sequence[Row]) -> list[ClaimedRow]:
+    return list(map(ClaimedRow._make, found))
 
 
 def _attempts(job_ids: Sequence[int], tokens: Sequence[str]) -> dict[str, Any]:

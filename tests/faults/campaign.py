@@ -18,6 +18,7 @@ from pathlib import Path
 import psycopg
 
 from pgqueue.runtime import link
+from pgqueue.runtime.bell import MAINTAINERS
 from tests.faults.arena import Arena, Process, log_lines, until
 from tests.faults.invariants import Database, Evidence, Verdict, Watch, check, wait_for_drain
 from tests.faults.jobs import ASIDE_THREADS, TRANSACTIONAL
@@ -251,8 +252,11 @@ class Campaign:
                 ),
                 0,
             ),
-            # Of each queue's idle workers one holds the bell and the duty.
-            "advisory_locks": (_count_advisory_locks(db), 2 * (len(QUEUES) + len(workers))),
+            # Of each queue's idle workers one holds the bell and the duty; a few of all look after everybody.
+            "advisory_locks": (
+                _count_advisory_locks(db),
+                2 * (len(QUEUES) + len(workers)) + min(MAINTAINERS, len(workers)),
+            ),
             # One more may have been started for the suspects of a crash; a child is a socket and a board.
             "children": (
                 sum(len(worker.children()) for worker in workers),

@@ -13,7 +13,7 @@ import pytest
 
 from pgqueue.errors import Cancel, RetryAfter, Snooze, Unrecoverable
 from pgqueue.model.context import JobContext
-from pgqueue.model.outcome import Ending, Outcome
+from pgqueue.model.outcome import PLAIN_SUCCESS, Ending, Outcome
 from pgqueue.model.task import TaskRegistry, define
 from pgqueue.runtime.board import Board
 from pgqueue.runtime.execution import Engine
@@ -32,8 +32,11 @@ class Bench:
         self.engine = Engine(self.registry, slots, self._report, self.progress.update, self.board, "pgqueue")
         self._serial = 0
 
-    def _report(self, ended: list[tuple[int, float, Outcome]]) -> None:
-        for serial, _, outcome in ended:
+    def _report(
+        self, serials: list[int], seconds: list[float], others: list[tuple[int, float, Outcome]]
+    ) -> None:
+        assert len(serials) == len(seconds)
+        for serial, _, outcome in [*((serial, 0.0, PLAIN_SUCCESS) for serial in serials), *others]:
             assert serial not in self.outcomes, "reported twice"
             self.outcomes[serial] = outcome
         self._arrived.set()
@@ -45,27 +48,22 @@ class Bench:
 
         return add
 
-    def submit(self, task: str, args: str = "{}", seconds: float | None = 60, attempt: int = 1) -> int:
-        self._serial += 1
+    def submit(self, task: str, args: str = "{}", seconds: float = 60, attempt: int = 1) -> int:
+        return self.submit_all([(task, args)], seconds, attempt)[0]
+
+    def submit_all(self, jobs: list[tuple[str, str]], seconds: float = 60, attempt: int = 1) -> list[int]:
+        first, self._serial = self._serial + 1, self._serial + len(jobs)
+        serials = list(range(first, self._serial + 1))
         self.engine.submit(
+            first,
             [
-                [
-                    self._serial,
-                    1000 + self._serial,
-                    attempt,
-                    task,
-                    args,
-                    seconds,
-                    5,
-                    0,
-                    "default",
-                    None,
-                    None,
-                    "",
-                ]
-            ]
+                (1000 + serial, attempt, task, args, seconds, 5, 0, None, None)
+                for serial, (task, args) in zip(serials, jobs, strict=True)
+            ],
+            "default",
+            "",
         )
-        return self._serial
+        return serials
 
     async def outcome(self, serial: int) -> Outcome:
         async with asyncio.timeout(10):
@@ -464,3 +462,161 @@ def test_a_handlers_log_lines_carry_its_job(caplog: pytest.LogCaptureFixture) ->
     body()
 
     assert seen == [(1001, 1, "talk")]
+
+
+@bench
+async def test_a_handler_in_a_thread_waits_for_none_that_holds_the_loop_up(bench: Bench) -> None:
+    ran = threading.Event()
+
+    @bench.task()
+    def in_thread() -> None:
+        ran.set()
+
+    @bench.task()
+    async def rude() -> bool:
+        return ran.wait(10)
+
+    serials = bench.submit_all([("rude", "{}"), ("in_thread", "{}")])
+
+    assert [(await bench.outcome(serial)).text for serial in serials] == ["true", None]
+
+
+@bench
+async def test_handlers_that_wait_run_in_all_slots_at_once(bench: Bench) -> None:
+    begun = 0
+    all_begun = asyncio.Event()
+
+    @bench.task()
+    async def meet() -> None:
+        nonlocal begun
+        begun += 1
+        if begun == 4:
+            all_begun.set()
+        await all_begun.wait()
+
+    serials = bench.submit_all([("meet", "{}")] * 4)
+
+    assert [(await bench.outcome(serial)).ending for serial in serials] == [Ending.SUCCEEDED] * 4
+
+
+@bench
+async def test_handlers_that_block_run_in_all_slots_at_once(bench: Bench) -> None:
+    meeting = threading.Barrier(4, timeout=10)
+
+    @bench.task()
+    def meet() -> None:
+        meeting.wait()
+
+    serials = bench.submit_all([("meet", "{}")] * 4)
+
+    assert [(await bench.outcome(serial)).ending for serial in serials] == [Ending.SUCCEEDED] * 4
+
+
+@bench
+async def test_a_cancellation_that_comes_late_meets_no_other_job(bench: Bench) -> None:
+    async def stray(handler: Callable[[], None]) -> list[Ending]:
+        @bench.task(name=f"leaves {handler.__name__}")
+        async def leaves() -> None:
+            handler()
+
+        serials = bench.submit_all([(f"leaves {handler.__name__}", "{}"), ("waits", "{}"), ("waits", "{}")])
+        return [(await bench.outcome(serial)).ending for serial in serials]
+
+    @bench.task()
+    async def waits() -> None:
+        await asyncio.sleep(0.05)
+
+    def this_task() -> asyncio.Task[Any]:
+        task = asyncio.current_task()
+        assert task is not None
+        return task
+
+    def at_once() -> None:
+        this_task().cancel()
+
+    def by_timer() -> None:
+        asyncio.get_running_loop().call_later(0.01, this_task().cancel)
+
+    for handler in (at_once, by_timer):
+        assert await stray(handler) == [Ending.SUCCEEDED] * 3
+
+
+@bench
+async def test_a_handler_may_time_out_what_it_does(bench: Bench) -> None:
+    @bench.task()
+    async def patient() -> str:
+        try:
+            async with asyncio.timeout(0.01):
+                await asyncio.sleep(60)
+        except TimeoutError:
+            pass
+        async with asyncio.timeout(60):  # noqa: ASYNC100  a handler may do so all the same
+            return "went on"
+
+    @bench.task()
+    async def quick() -> str:
+        async with asyncio.timeout(60):  # noqa: ASYNC100  a handler may do so all the same
+            return "in time"
+
+    serials = bench.submit_all([("quick", "{}"), ("patient", "{}"), ("quick", "{}")])
+
+    assert [(await bench.outcome(serial)).text for serial in serials] == [
+        '"in time"',
+        '"went on"',
+        '"in time"',
+    ]
+
+
+@bench
+async def test_a_handler_keeps_its_context_variables_while_it_waits(bench: Bench) -> None:
+    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="clean")
+
+    @bench.task()
+    async def awaiting(name: str) -> list[str]:
+        before = variable.get()
+        variable.set(name)
+        await asyncio.sleep(0.01)
+        inherited = await asyncio.create_task(read())
+        return [before, variable.get(), inherited]
+
+    async def read() -> str:
+        return variable.get()
+
+    serials = bench.submit_all([("awaiting", f'{{"name": "{name}"}}') for name in "abcdef"])
+
+    for serial, name in zip(serials, "abcdef", strict=True):
+        assert (await bench.outcome(serial)).text == f'["clean", "{name}", "{name}"]'
+
+
+@bench
+async def test_a_cancelled_handler_may_clean_up_and_the_next_job_runs_as_ever(bench: Bench) -> None:
+    started, cleaned = asyncio.Event(), []
+
+    @bench.task()
+    async def slow() -> None:
+        started.set()
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0.01)
+            cleaned.append(1)
+
+    @bench.task()
+    async def deaf() -> str:
+        started.set()
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            return "would not hear"
+        return "heard nothing"
+
+    outcomes = []
+    for name in ("slow", "deaf"):
+        started.clear()
+        serial = bench.submit(name)
+        await started.wait()
+        bench.engine.cancel([serial])
+        outcomes.append((await bench.outcome(serial)).ending)
+
+    assert outcomes == [Ending.CANCELLED, Ending.SUCCEEDED]
+    assert cleaned == [1]

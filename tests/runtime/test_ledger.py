@@ -40,7 +40,7 @@ def test_one_long_job_among_short_ones_stops_the_claiming_ahead_at_once() -> Non
 def test_a_slot_is_free_when_its_handler_has_ended_not_when_the_database_knows() -> None:
     pool = Pool(2, ["q"])
     ledger = Ledger([pool])
-    held, _ = ledger.take(row(1), "q", pool, CHILD, 0.0)
+    (held,), _ = ledger.take([row(1)], "q", pool, CHILD, 0.0)
     assert pool.in_flight == 1
 
     ledger.free(held)
@@ -52,10 +52,10 @@ def test_a_slot_is_free_when_its_handler_has_ended_not_when_the_database_knows()
 def test_a_job_claimed_again_names_its_older_attempt() -> None:
     pool = Pool(2, ["q"])
     ledger = Ledger([pool])
-    older, none = ledger.take(row(1), "q", pool, CHILD, 0.0)
-    newer, found = ledger.take(row(1, attempt=2), "q", pool, CHILD, 0.0)
+    (older,), none = ledger.take([row(1)], "q", pool, CHILD, 0.0)
+    (newer,), found = ledger.take([row(1, attempt=2)], "q", pool, CHILD, 0.0)
 
-    assert none is None
-    assert found is older
+    assert none == []
+    assert found == [older]
     ledger.forget(older)
-    assert ledger.take(row(1, attempt=3), "q", pool, CHILD, 0.0)[1] is newer
+    assert ledger.take([row(1, attempt=3)], "q", pool, CHILD, 0.0)[1] == [newer]
