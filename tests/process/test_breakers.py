@@ -201,6 +201,16 @@ def test_a_worker_that_was_idle_asks_before_it_starts_anything(
         (started,) = workers(stack, queue, tmp_path, 1)
         enqueue(queue, "charge", dependency.port)
         wait_until_worked_off(queue)
+        # It looks right after its report, then has no reason to; a session does one thing at a time.
+        wait_until(lambda: breaker(queue, "successes + last_successes") == 1)
+        reported_at = queue.one("SELECT clock_timestamp()")
+        wait_until(
+            lambda: queue.one(
+                "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgqueue worker claim'"
+                " AND query LIKE '%%.claim(%%' AND query_start > %s + interval '0.5 seconds'",
+                reported_at,
+            )
+        )
         queue.one("SELECT pgqueue.breaker_open('payments-api')")
         age = "extract(epoch FROM clock_timestamp() - opened_at)"
         wait_until(lambda: breaker(queue, age) > 1.1)
