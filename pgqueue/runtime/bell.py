@@ -40,7 +40,7 @@ _LONGEST_DEAF_SECONDS = 0.25
 _MORE = "more"
 
 # Seconds between claims of a queue that has just run empty, before its worker goes to sleep.
-GLOW = (0.001, 0.002, 0.002, 0.003, 0.004, 0.005, 0.005, 0.005)
+GLOW = (0.001, 0.002, 0.003)
 # And while an insert is in flight: from here, growing by half, to there.
 _WATCH_SECONDS = 0.008
 _LONGEST_WATCH_SECONDS = 0.05

@@ -22,7 +22,11 @@ from pgqueue.sql import attempts, limits, once, presence
 
 _PROMOTE_SECONDS = 1.0
 # Jobs that come due one by one are promoted together.
-_PROMOTE_PAUSE_SECONDS = 0.02
+_PROMOTE_PAUSE_SECONDS = 0.005
+# Past due for so long and not promoted: somebody has locked it just now. Look again after as long.
+_LOCKED_SECONDS = 0.05
+# A timer may go off a little early, and to ask before a job is due is to ask once more.
+_TIMER_SECONDS = 0.0005
 _REAP_SECONDS = 1.0
 _PRESENCE_SECONDS = 10.0
 _REGISTER_SECONDS = 30.0
@@ -170,9 +174,10 @@ class Maintenance:
         self._next_due_at = now + _PROMOTE_SECONDS * random.uniform(0.9, 1.1)
         promoted, due_in_seconds = await self._link.run(attempts.promote())
         if due_in_seconds is not None:
-            # Past due and not promoted: locked by somebody just now, look again soon.
-            pause = max(due_in_seconds, 0.0 if promoted else 0.05)
-            self._next_due_at = min(self._next_due_at, time.monotonic() + pause)
+            if due_in_seconds < -_LOCKED_SECONDS and not promoted:
+                due_in_seconds = _LOCKED_SECONDS
+            due_at = time.monotonic() + due_in_seconds + _TIMER_SECONDS
+            self._next_due_at = min(self._next_due_at, due_at)
 
     async def _reap(self) -> None:
         """Take back what nobody renews, once we have looked for the time of a lease without a gap.
