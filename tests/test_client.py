@@ -453,6 +453,22 @@ def test_a_schema_of_another_version_is_not_taken_for_a_missing_one(make_side, e
     assert not isinstance(caught.value, SchemaMissing)
 
 
+@pytest.mark.parametrize("how", ["one", "many"])
+def test_a_table_of_another_version_is_said_to_be_one(make_side, dsn_of_another_version, how):
+    side = make_side(dsn_of_another_version)
+    job = new_job(is_complete=True)
+    calls = {"one": lambda: side.client.enqueue(job), "many": lambda: side.client.enqueue_many([job])}
+
+    with pytest.raises(SchemaMismatch, match=r"not the one this pgqueue works with.*run: pgqueue migrate"):
+        side.do(calls[how]())
+
+
+@pytest.fixture
+def dsn_of_another_version(empty_dsn, connect):
+    connect(empty_dsn).execute("CREATE SCHEMA pgqueue; CREATE TABLE pgqueue.jobs (id bigint, task text)")
+    return empty_dsn
+
+
 def test_errors_without_a_name_here_come_as_the_driver_raised_them(side):
     conn = side.connect(options="-c default_transaction_read_only=on")
 

@@ -146,10 +146,11 @@ class LeaseKeeper:
             is_done = is_done and all(verdict != "busy" for _, verdict in verdicts)
             if told := [pair for pair in verdicts if pair[1] != "renewed"]:
                 self._tell(self._on_verdicts, told)
-        if not due and not self._idle_beats % _IDLE_BEATS:
+        must_look = not due and not self._idle_beats % _IDLE_BEATS
+        if must_look:
             # Notice a dead connection before a lease depends on it.
             self._ask(self._connection, attempts.database_now())
-        if due or not self._idle_beats % _IDLE_BEATS:
+        if due or must_look:
             self._heard_at = time.monotonic()
         self._idle_beats = 0 if due else self._idle_beats + 1
         return is_done

@@ -45,7 +45,7 @@ def enqueue_many(jobs: Iterable[NewJob]) -> Iterator[Statement[list[Enqueued]]]:
     batch: list[NewJob] = []
     characters = 0
     for job in jobs:
-        size = len(job.args) + (len(job.headers or ()) and len(write(job.headers)))
+        size = len(job.args) + len(_document(job.headers) or "")
         if batch and (len(batch) >= BATCH_JOBS or characters + size > BATCH_CHARACTERS):
             yield _batch(batch)
             batch, characters = [], 0
@@ -101,15 +101,10 @@ def _document(value: Mapping[str, Any] | None) -> str | None:
 
 def _parameters(job: NewJob) -> dict[str, Any]:
     return {
-        "task": job.task,
+        **_alike(job),
         "args": job.args,
-        "queue": job.queue,
         "run_at": job.run_at,
-        "priority": job.priority,
-        "max_attempts": job.max_attempts,
-        "timeout_seconds": job.timeout_seconds,
         "concurrency_key": job.concurrency_key,
-        "concurrency_limit": job.concurrency_limit,
         "unique_key": job.unique_key,
         "on_conflict": job.on_conflict,
         "idempotency_key": job.idempotency_key,

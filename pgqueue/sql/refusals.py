@@ -32,6 +32,8 @@ _REFUSALS = {
 # a document nested too deeply.
 _REFUSED_VALUES = {"22021", "22023", "22P02", "22P05", "22003", "22007", "22008", "54000", "54001"}
 _MISSING = {"3F000", "42P01"}
+# No such function, no such column.
+_OTHER_SCHEMA = {"42883", "42703"}
 
 
 def refusal(
@@ -56,7 +58,7 @@ def refusal(
             return InvalidJob(of_task + _REFUSALS[name])
     if sqlstate in _MISSING:
         return SchemaMissing(schema)
-    if sqlstate == "42883":
+    if sqlstate in _OTHER_SCHEMA:
         flag = "" if schema == "pgqueue" else f" --schema {schema}"
         return SchemaMismatch(
             f"schema {schema!r} is not the one this pgqueue works with ({message}); "
