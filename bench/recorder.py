@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 FOLDER = "PGQUEUE_BENCH_FOLDER"
 
-_COUNTS = struct.Struct("<QQdd")
+_COUNTS = struct.Struct("=QQdd")
 
 
 class Recorder:
@@ -26,7 +26,9 @@ class Recorder:
         with (path / f"count.{os.getpid()}").open("w+b") as file:
             file.write(bytes(_COUNTS.size))
             file.flush()
-            self._counts = mmap.mmap(file.fileno(), _COUNTS.size)
+            shared = memoryview(mmap.mmap(file.fileno(), _COUNTS.size))
+        # Each number is stored at once: `struct` would write it byte by byte, and somebody reads meanwhile.
+        self._counts, self._times = shared.cast("Q"), shared.cast("d")
         self._starts = (path / f"starts.{os.getpid()}").open("a", buffering=1, encoding="ascii")
         self._count = self._total = 0
         self._first_at = 0.0
@@ -38,7 +40,8 @@ class Recorder:
             self._first_at = now
         self._count += 1
         self._total += i
-        _COUNTS.pack_into(self._counts, 0, self._count, self._total, self._first_at, now)
+        self._counts[0], self._counts[1] = self._count, self._total
+        self._times[2], self._times[3] = self._first_at, now
         if sent is not None:
             self._starts.write(f"{i} {sent:.6f} {now:.6f}\n")
 

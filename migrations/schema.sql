@@ -12,11 +12,18 @@ CREATE DOMAIN pgqueue.attempt_limit AS integer
 CREATE DOMAIN pgqueue.due_time AS timestamp with time zone
 	CONSTRAINT jobs_run_at_is_sane CHECK (((VALUE >= '2000-01-01 00:00:00+00'::timestamp with time zone) AND (VALUE < '3000-01-01 00:00:00+00'::timestamp with time zone)));
 
+CREATE DOMAIN pgqueue.headers_up_to_64_kib AS jsonb
+	CONSTRAINT jobs_documents_fit CHECK ((jsonb_typeof(VALUE) = 'object'::text))
+	CONSTRAINT jobs_headers_fit CHECK ((octet_length((VALUE)::text) <= 65536));
+
 CREATE DOMAIN pgqueue.limit_name AS text
 	CONSTRAINT jobs_names_fit CHECK ((((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 255)) AND ("left"(VALUE, 6) <> 'queue:'::text)));
 
 CREATE DOMAIN pgqueue.object_document AS jsonb
 	CONSTRAINT jobs_documents_fit CHECK ((jsonb_typeof(VALUE) = 'object'::text));
+
+CREATE DOMAIN pgqueue.progress_up_to_64_kib AS jsonb
+	CONSTRAINT jobs_headers_fit CHECK ((octet_length((VALUE)::text) <= 65536));
 
 CREATE DOMAIN pgqueue.queue_name AS text
 	CONSTRAINT jobs_names_fit CHECK (((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 100)));
@@ -166,9 +173,9 @@ CREATE TABLE pgqueue.jobs (
     unique_key pgqueue.short_name,
     idempotency_key pgqueue.short_name,
     rate_key pgqueue.limit_name,
-    headers pgqueue.object_document,
+    headers pgqueue.headers_up_to_64_kib,
     errors pgqueue.array_document,
-    progress jsonb,
+    progress pgqueue.progress_up_to_64_kib,
     CONSTRAINT jobs_state_is_sound CHECK (
 CASE
     WHEN (state = 'running'::text) THEN ((num_nulls(claim_token, worker_id, heartbeat_at, lease_seconds, started_at) = 0) AND (lease_seconds > (0)::double precision) AND (rate_parked_at IS NULL) AND ((concurrency_key IS NULL) = (concurrency_slot IS NULL)) AND COALESCE(((concurrency_slot >= 1) AND (concurrency_slot <= (concurrency_limit)::smallint)), true))

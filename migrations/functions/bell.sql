@@ -23,7 +23,7 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp
 AS $$
 BEGIN
-    IF coalesce(current_setting('pgqueue.is_quiet', true), '') <> 'on' THEN
+    IF NEW.state = 'ready' AND coalesce(current_setting('pgqueue.is_quiet', true), '') <> 'on' THEN
         PERFORM pg_notify(bell_channel(NEW.queue), '');
     END IF;
     RETURN NULL;
@@ -34,7 +34,7 @@ END $$;
 -- every insert 0.23 at 32 clients). AFTER, so that COPY keeps its multi-insert.
 CREATE OR REPLACE TRIGGER jobs_bell AFTER INSERT ON {{schema}}.jobs
 FOR EACH ROW
-WHEN (NEW.state = 'ready' AND NOT pg_try_advisory_xact_lock_shared({{bell_lock}}, hashtext(NEW.queue)))
+WHEN (NOT pg_try_advisory_xact_lock_shared({{bell_lock}}, hashtext(NEW.queue)))
 EXECUTE FUNCTION {{schema}}.ring_for_insert();
 
 -- The same promise for whoever makes jobs ready by UPDATE: call it in the same transaction, before it

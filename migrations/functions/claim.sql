@@ -8,7 +8,8 @@
 -- rate limit allows. A job that is unique until its start gives its key up here.
 -- after_*: start behind this place in the order (the last row with is_scanned of the call before)
 -- instead of at the head, past the dead index entries that a held snapshot keeps there. Jobs
--- that became ready behind that place are met at the caller's next call without after_*.
+-- that became ready behind that place are met at the caller's next call without after_*. up_to_priority:
+-- take none of a worse priority, whose dead entries would come next.
 -- Documents and run_at come as text: one row that a client cannot decode must not take a batch down.
 CREATE OR REPLACE FUNCTION {{schema}}.claim(
     queue text,
@@ -17,7 +18,8 @@ CREATE OR REPLACE FUNCTION {{schema}}.claim(
     lease_seconds double precision DEFAULT 10,
     after_priority integer DEFAULT NULL,
     after_run_at timestamptz DEFAULT NULL,
-    after_id bigint DEFAULT NULL
+    after_id bigint DEFAULT NULL,
+    up_to_priority integer DEFAULT NULL
 ) RETURNS TABLE (
     job_id bigint, token uuid, attempt integer, task text, args text, key text, priority smallint, run_at text,
     is_scanned boolean, timeout_seconds real, max_attempts integer, crashes smallint, idempotency_key text,
@@ -37,6 +39,7 @@ DECLARE
     last_priority integer := coalesce(claim.after_priority, -1);
     last_run_at timestamptz := coalesce(claim.after_run_at, '-infinity');
     last_id bigint := coalesce(claim.after_id, 0);
+    last_of_all smallint := coalesce(claim.up_to_priority, 32767);
     is_paused boolean;
     max_running integer;
     has_rates boolean;
@@ -113,6 +116,7 @@ BEGIN
             FROM jobs AS j
             WHERE j.queue = claim.queue AND j.state = 'ready' AND j.run_at <= statement_timestamp()
               AND (j.priority, j.run_at, j.id) > (last_priority::smallint, last_run_at, last_id)
+              AND j.priority <= last_of_all
             ORDER BY j.priority, j.run_at, j.id
             LIMIT width
             FOR NO KEY UPDATE SKIP LOCKED

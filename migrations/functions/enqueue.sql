@@ -2,31 +2,22 @@
 
 -- The size of a document as *text* counts, because that is what claim sends: {"x": 1e131071} is 14 bytes
 -- in and 131 kB out. A trigger with WHEN, not a CHECK: a CHECK is computed again at every claim and
--- heartbeat.
-CREATE OR REPLACE FUNCTION {{schema}}.refuse_large_document() RETURNS trigger
+-- heartbeat. And no domain, as for headers and progress, which could not say the size and the task.
+CREATE OR REPLACE FUNCTION {{schema}}.refuse_large_args() RETURNS trigger
 LANGUAGE plpgsql
 SET search_path = {{schema}}, pg_temp
 AS $$
-DECLARE
-    size integer := octet_length(NEW.args::text);
 BEGIN
-    IF size > 1048576 THEN
-        RAISE EXCEPTION 'the args of task % are % bytes as text, a job carries at most 1048576', NEW.task, size
-            USING ERRCODE = 'check_violation', SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME,
-                  CONSTRAINT = 'jobs_args_fit';
-    END IF;
-    RAISE EXCEPTION 'headers and progress of a job of task % are % and % bytes as text, each may have 65536',
-        NEW.task, coalesce(octet_length(NEW.headers::text), 0), coalesce(octet_length(NEW.progress::text), 0)
+    RAISE EXCEPTION 'the args of task % are % bytes as text, a job carries at most 1048576',
+        NEW.task, octet_length(NEW.args::text)
         USING ERRCODE = 'check_violation', SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME,
-              CONSTRAINT = 'jobs_headers_fit';
+              CONSTRAINT = 'jobs_args_fit';
 END $$;
 
-CREATE OR REPLACE TRIGGER jobs_documents_fit AFTER INSERT OR UPDATE OF args, headers, progress ON {{schema}}.jobs
+CREATE OR REPLACE TRIGGER jobs_args_fit AFTER INSERT OR UPDATE OF args ON {{schema}}.jobs
 FOR EACH ROW
-WHEN (octet_length(NEW.args::text) > 1048576
-      OR octet_length(NEW.headers::text) > 65536
-      OR octet_length(NEW.progress::text) > 65536)
-EXECUTE FUNCTION {{schema}}.refuse_large_document();
+WHEN (octet_length(NEW.args::text) > 1048576)
+EXECUTE FUNCTION {{schema}}.refuse_large_args();
 
 -- Add one job; gives the id of the job that now stands for the request, and what that took: inserted, skipped (a live
 -- job with that unique_key stands as it was) or replaced (it took our arguments). left_key is the concurrency key that

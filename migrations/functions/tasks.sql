@@ -96,12 +96,12 @@ BEGIN
     RETURN fill_job(NEW);
 END $$;
 
--- Our own functions give every column, and the keys, and never pay for the call. Nobody else gives
--- is_unique_until_start by chance, so whoever gives all the others still gets the keys.
+-- Our own functions give every column, and the keys, and never pay for the call. Nobody else gives both of these, so
+-- whoever gives all the others still gets the keys. The server reads the condition anew in every statement, hence no
+-- list of all columns.
 CREATE OR REPLACE TRIGGER jobs_fill BEFORE INSERT ON {{schema}}.jobs
 FOR EACH ROW
-WHEN (num_nulls(NEW.queue, NEW.priority, NEW.max_attempts, NEW.timeout_seconds, NEW.concurrency_limit,
-                NEW.is_unique_until_start, NEW.state) > 0)
+WHEN (NEW.is_unique_until_start IS NULL OR NEW.state IS NULL)
 EXECUTE FUNCTION {{schema}}.fill_inserted_job();
 
 -- Upsert definitions from a JSON array of objects with the columns of tasks as members; a missing or

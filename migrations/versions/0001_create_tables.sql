@@ -19,13 +19,17 @@ CREATE DOMAIN {{schema}}.time_limit AS real CONSTRAINT jobs_numbers_fit CHECK (V
 CREATE DOMAIN {{schema}}.due_time AS timestamptz
     CONSTRAINT jobs_run_at_is_sane CHECK (VALUE >= '2000-01-01Z' AND VALUE < '3000-01-01Z');
 CREATE DOMAIN {{schema}}.object_document AS jsonb CONSTRAINT jobs_documents_fit CHECK (jsonb_typeof(VALUE) = 'object');
+CREATE DOMAIN {{schema}}.headers_up_to_64_kib AS jsonb
+    CONSTRAINT jobs_documents_fit CHECK (jsonb_typeof(VALUE) = 'object')
+    CONSTRAINT jobs_headers_fit CHECK (octet_length(VALUE::text) <= 65536);
+CREATE DOMAIN {{schema}}.progress_up_to_64_kib AS jsonb CONSTRAINT jobs_headers_fit CHECK (octet_length(VALUE::text) <= 65536);
 CREATE DOMAIN {{schema}}.array_document AS jsonb CONSTRAINT jobs_documents_fit CHECK (jsonb_typeof(VALUE) = 'array');
 
 -- What every row has comes first, fixed widths before texts; what a claim writes stands together, so that its log
 -- record holds little else.
 --
 -- queue, priority, max_attempts, timeout_seconds, concurrency_limit, is_unique_until_start and state have
--- no default on purpose: a row that leaves one of them out is completed by a trigger from the definition
+-- no default on purpose: a row without state or is_unique_until_start is completed by a trigger from the definition
 -- of its task, its keys too, so that a plain INSERT (task, args) means the same as a call from Python.
 CREATE TABLE {{schema}}.jobs (
     -- Half empty leaves: the claim's new entry for the same id finds room beside the old one.
@@ -56,9 +60,9 @@ CREATE TABLE {{schema}}.jobs (
     unique_key {{schema}}.short_name,
     idempotency_key {{schema}}.short_name,
     rate_key {{schema}}.limit_name,
-    headers {{schema}}.object_document,
+    headers {{schema}}.headers_up_to_64_kib,
     errors {{schema}}.array_document,
-    progress jsonb,
+    progress {{schema}}.progress_up_to_64_kib,
     -- A running job has an owner, a fence and a lease; nobody else has any of them.
     CONSTRAINT jobs_state_is_sound CHECK (
         CASE WHEN state = 'running' THEN

@@ -5,12 +5,14 @@ idle workers of a queue one has DUTY and watches, the others just listen. Pollin
 guarantee; the bell only makes it quick. `bell.sql` tells why no wake-up is lost.
 
 A few of all workers hold a place of MAINTENANCE: what any worker can do for everybody, so many do,
-one being enough. So a hundred idle workers cost little more than three.
+one being enough. So a hundred idle workers cost little more than three. One more on each of a few hosts
+stands by: it only looks for jobs that nobody renews, so that whoever takes all three away takes no time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -109,8 +111,9 @@ class Bell(Link):
         self._wake = wake
         # How many workers there are for our queues, with ourselves.
         self.workers = 1
-        # Set while this session holds a place of maintenance.
+        # Set while this session holds a place of maintenance; and while it holds that or stands by.
         self.place = asyncio.Event()
+        self.reaps = asyncio.Event()
         self._descriptor: int | None = None
 
     async def prepare(self, connection: AsyncConnection[Any]) -> None:
@@ -229,15 +232,26 @@ class Bell(Link):
             return
         if self.is_maintainer:
             await self.run(presence.ping())
-        elif await self.run(presence.take_maintenance(MAINTAINERS)):
-            self.place.set()
-        holds = self.is_maintainer or self.is_on_duty
+        else:
+            await self._seek_place()
+        holds = self.reaps.is_set() or self.is_on_duty
         seconds = _PING_SECONDS if holds else max(_PING_SECONDS, self.poll_seconds)
         self._next_ping_at = time.monotonic() + seconds
         patience = max(_FROZEN_SECONDS, _PATIENCE * max(seconds, self._poll_seconds))
         if patience != self._patience:
             await self.run(presence.end_if_idle(patience))
             self._patience = patience
+
+    async def _seek_place(self) -> None:
+        host, stands_by = socket.gethostname(), self.reaps.is_set()
+        taken = await self.run(presence.take_maintenance(MAINTAINERS, host, stands_by=stands_by))
+        if taken is None:
+            return
+        self.reaps.set()
+        if taken:
+            self.place.set()
+            if stands_by:
+                await self.run(presence.leave_standby(host))
 
     async def close(self) -> None:
         self.unwatch_socket()
@@ -247,6 +261,7 @@ class Bell(Link):
     def _forget(self) -> None:
         """Take note that the session is gone, and with it whatever it held."""
         self.place.clear()
+        self.reaps.clear()
         self._patience = None
         self._next_ping_at = 0.0
         for watch in self.watches.values():
@@ -272,6 +287,7 @@ class NoBell(Bell):
     async def look_after_session(self) -> None:
         # It cannot hold a place, so it does what there is to do as everybody did.
         self.place.set()
+        self.reaps.set()
 
     @property
     def poll_seconds(self) -> float:

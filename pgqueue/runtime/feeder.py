@@ -153,12 +153,15 @@ class Feeder:
                 if len(rows) >= asked:
                     seconds = 0.0
                     continue
-            if was_rescan:
-                empty.append(watch)
-            else:
+            look_seconds = 0.0
+            if not was_rescan:
                 # Nothing (more) behind the cursor: only the head says that a queue is empty.
                 found = True
-                seconds = min(seconds, self._cursors[queue].seconds_to_rescan(time.monotonic()))
+                look_seconds = self._cursors[queue].seconds_to_look(time.monotonic())
+                seconds = min(seconds, look_seconds)
+            if was_rescan or look_seconds > 0:
+                # Until a dear look is due, whoever inserts rings as if the queue were empty.
+                empty.append(watch)
         if found:
             self.is_idle.clear()
         else:
@@ -170,8 +173,8 @@ class Feeder:
 
     async def _claim(self, queue: str, asked: int) -> tuple[list[ClaimedRow], bool]:
         cursor = self._cursors[queue]
-        after = cursor.start(time.monotonic())
-        statement = attempts.claim(queue, self._worker_id, asked, self._lease_seconds, after)
+        start = cursor.start(time.monotonic())
+        statement = attempts.claim(queue, self._worker_id, asked, self._lease_seconds, start)
         try:
             rows = await self._link.run(statement)
         except DatabaseBusy as busy:

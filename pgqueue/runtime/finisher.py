@@ -43,6 +43,7 @@ class Finisher:
         worker_id: str,
         unknown_task_grace_seconds: float,
         on_retry: Callable[[float], None],
+        on_room: Callable[[], None],
         log: Log,
     ) -> None:
         self._link = link
@@ -50,6 +51,7 @@ class Finisher:
         self._worker_id = worker_id
         self._unknown_task_grace_seconds = unknown_task_grace_seconds
         self._on_retry = on_retry
+        self._on_room = on_room
         self._log = log
         self._pending: Batch = []
         self._late: deque[Held] = deque()
@@ -270,6 +272,9 @@ class Finisher:
         counts = self._ledger.counts
         succeeded: Batch = []
         self._ledger.forget(*items)
+        if self._ledger.is_backed_up:
+            self._ledger.is_backed_up = False
+            self._on_room()
         for held in items:
             if held.is_lost:  # and an answer for its job is about a later attempt
                 continue

@@ -123,6 +123,8 @@ class Ledger:
     held: dict[int, Held] = field(default_factory=dict)
     # Whether leases can be renewed just now: to claim while they cannot would be to lose.
     can_renew: bool = False
+    # Set by who does not claim because too many outcomes wait to be written; cleared when that has changed.
+    is_backed_up: bool = False
     counts: Counts = field(default_factory=Counts)
     _last_serial: int = 0
     _by_job: dict[int, Held] = field(default_factory=dict)

@@ -41,6 +41,10 @@ _PRUNE_PAUSE_SECONDS = 0.2
 # A pass that a held snapshot makes slow may take a tenth of the time, no more. But one pass that had to
 # wait, for a lock on the table say, must not put everybody off for long.
 _SHARE = 9.0
+# One for jobs whose lease ran out passes every job that ran since: a twentieth, once that is felt.
+_REAP_SHARE, _FELT_SECONDS = 19.0, 0.02
+# By then most of those taken back are due again, and whoever should see to that may be gone.
+_TAKEN_BACK_SECONDS = 2.0
 _LONGEST_PROMOTE_PAUSE_SECONDS = 2.0
 
 
@@ -80,6 +84,7 @@ class Maintenance:
         self._watching_since = math.inf
         self._looked_at = -math.inf
         self._watched_on: object = None
+        self._reap_at = 0.0
         self._retention_seconds = retention_seconds
         self._key_retention_seconds = key_retention_seconds
         self._definitions = definitions
@@ -186,11 +191,13 @@ class Maintenance:
         renew first.
         """
         interval = min(_REAP_SECONDS, self._lease_seconds / 4)
+        # Just often enough to know that there was no gap.
+        standby_interval = self._lease_seconds / 3
         while True:
-            await self._bell.place.wait()
-            cost = await self._attempt(self._take_back)
-            pause = max(interval * random.uniform(0.9, 1.1), _SHARE * cost)
-            await asyncio.sleep(min(pause, self._lease_seconds / 3))
+            await self._bell.reaps.wait()
+            await self._attempt(self._take_back)
+            is_maintainer = self._bell.is_maintainer
+            await asyncio.sleep(interval * random.uniform(0.9, 1.1) if is_maintainer else standby_interval)
 
     async def _take_back(self) -> None:
         if self._outage.is_on or self._link.connection is not self._watched_on:
@@ -198,13 +205,20 @@ class Maintenance:
         # A lease just renewed outlasts a pause as long as this one.
         longest_gap = self._lease_seconds / 2
         has_watched = self._looked_at - self._watching_since >= self._lease_seconds
+        began_at = time.monotonic()
+        takes = has_watched and began_at >= self._reap_at
         # The limit goes with the statement: it may itself be what had to wait.
         now, taken = await self._link.run(
-            attempts.reap(self._looked_at + longest_gap if has_watched else 0.0, self._deadline_grace_seconds)
+            attempts.reap(self._looked_at + longest_gap if takes else 0.0, self._deadline_grace_seconds)
         )
+        cost = time.monotonic() - began_at
+        if takes and cost > _FELT_SECONDS:
+            self._reap_at = time.monotonic() + min(_REAP_SHARE * cost, self._lease_seconds)
         if not 0 <= now - self._looked_at <= longest_gap:
             self._watching_since = now
         self._looked_at, self._watched_on = now, self._link.connection
+        if taken and not self._bell.is_maintainer:
+            self.expect_due(_TAKEN_BACK_SECONDS)
         for row in taken:
             self._log.warning(
                 "job taken back",

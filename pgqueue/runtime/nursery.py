@@ -213,7 +213,10 @@ class Nursery:
     def room(self, pool: Pool) -> int:
         """Say how many jobs to claim for a pool: its free slots that children have too, and some ahead."""
         ready = self._ready(pool)
-        if not ready or self._ledger.unwritten > _MAX_UNWRITTEN or not self._ledger.can_renew:
+        if not ready or not self._ledger.can_renew:
+            return 0
+        if self._ledger.unwritten > _MAX_UNWRITTEN:
+            self._ledger.is_backed_up = True
             return 0
         free = sum(max(0, child.free(pool.number)) for child in ready)
         ahead = pool.ahead()

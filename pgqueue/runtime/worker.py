@@ -163,6 +163,7 @@ class Worker:
             worker_id=self._id,
             unknown_task_grace_seconds=0.0 if settings.until_empty else settings.unknown_task_grace_seconds,
             on_retry=lambda seconds: self._expect_back(maintenance, seconds),
+            on_room=self._wake.set,
             log=self._log,
         )
         maintenance = Maintenance(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from pgqueue.model.place import Place
+from pgqueue.model.place import HEAD, Start
 from pgqueue.sql import Row, Statement, column, first_value, load, nothing
 
 _TEXT = load("attempts")
@@ -40,7 +40,7 @@ class ReapedRow(NamedTuple):
 
 
 def claim(
-    queue: str, worker_id: str, max_jobs: int, lease_seconds: float, after: Place = (None, None, None)
+    queue: str, worker_id: str, max_jobs: int, lease_seconds: float, start: Start = HEAD
 ) -> Statement[list[ClaimedRow]]:
     return Statement(
         _TEXT["claim"],
@@ -49,9 +49,11 @@ def claim(
             "worker_id": worker_id,
             "max_jobs": max_jobs,
             "lease_seconds": lease_seconds,
-            "after_priority": after[0],
-            "after_run_at": after[1],
-            "after_id": after[2],
+            "after_priority": start.priority,
+            "after_run_at": start.run_at,
+            "after_id": start.job_id,
+            "margin_seconds": start.margin_seconds,
+            "up_to_priority": start.up_to_priority,
         },
         _claimed,
     )

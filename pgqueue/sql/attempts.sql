@@ -7,7 +7,9 @@ SELECT job_id, token::text, attempt, task, args, key, priority, run_at, is_scann
     timeout_seconds, max_attempts, crashes, idempotency_key, headers, age_seconds
 FROM {{schema}}.claim(
     %(queue)s::text, %(worker_id)s::uuid, %(max_jobs)s::integer, %(lease_seconds)s::double precision,
-    %(after_priority)s::integer, %(after_run_at)s::timestamptz, %(after_id)s::bigint
+    %(after_priority)s::integer,
+    %(after_run_at)s::timestamptz - make_interval(secs => %(margin_seconds)s::double precision),
+    %(after_id)s::bigint, %(up_to_priority)s::integer
 );
 
 -- name: heartbeat

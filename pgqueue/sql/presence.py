@@ -71,8 +71,14 @@ def ping() -> Statement[None]:
     return Statement(_TEXT["ping"], {}, nothing)
 
 
-def take_maintenance(places: int) -> Statement[bool]:
-    return Statement(_TEXT["take_maintenance"], {"places": places}, bool)
+def take_maintenance(places: int, host: str, *, stands_by: bool) -> Statement[bool | None]:
+    """Give whether it is a place; no, if it is the standby's, and None if there was none to be had."""
+    wanted = {"places": places, "host": host, "stands_by": stands_by}
+    return Statement(_TEXT["take_maintenance"], wanted, first_value)
+
+
+def leave_standby(host: str) -> Statement[None]:
+    return Statement(_TEXT["leave_standby"], {"host": host}, nothing)
 
 
 def end_if_idle(seconds: float) -> Statement[None]:

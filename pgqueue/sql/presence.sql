@@ -44,11 +44,18 @@ SELECT {{schema}}.rise(%(queue)s::text, %(was_asleep)s::boolean, %(leaves_duty)s
 SELECT 1;
 
 -- name: take_maintenance
--- For the session: one of the few places of those who look after everybody's jobs; no row if none is free.
-SELECT place
-FROM generate_series(1, %(places)s::integer) AS place
-WHERE pg_try_advisory_lock(hashtextextended('{{schema}}.maintenance', place))
+-- For the session: one of the few places of those who look after everybody's jobs, or else that of its host's standby,
+-- if it is not that already; no row if none is free.
+SELECT place <= %(places)s::integer
+FROM generate_series(1, %(places)s::integer + CASE WHEN %(stands_by)s::boolean THEN 0 ELSE 1 END) AS place
+WHERE pg_try_advisory_lock(CASE WHEN place <= %(places)s::integer
+    THEN hashtextextended('{{schema}}.maintenance', place)
+    ELSE hashtextextended('{{schema}}.standby', hashtext(%(host)s::text) & 7) END)
 LIMIT 1;
+
+-- name: leave_standby
+-- For the session: let another one of the host stand by.
+SELECT pg_advisory_unlock(hashtextextended('{{schema}}.standby', hashtext(%(host)s::text) & 7));
 
 -- name: end_if_idle
 -- For the session: how long it may be silent before the server takes it for frozen and ends it.

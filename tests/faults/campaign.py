@@ -252,10 +252,11 @@ class Campaign:
                 ),
                 0,
             ),
-            # Of each queue's idle workers one holds the bell and the duty; a few of all look after everybody.
+            # Of each queue's idle workers one holds the bell and the duty; a few look after everybody, and
+            # one stands by.
             "advisory_locks": (
                 _count_advisory_locks(db),
-                2 * (len(QUEUES) + len(workers)) + min(MAINTAINERS, len(workers)),
+                2 * (len(QUEUES) + len(workers)) + min(MAINTAINERS + 1, len(workers)),
             ),
             # One more may have been started for the suspects of a crash; a child is a socket and a board.
             "children": (

@@ -7,6 +7,9 @@ import os
 import signal
 from pathlib import Path
 
+import psycopg
+
+from pgqueue.runtime.bell import MAINTAINERS
 from tests.process.support import Queue, until_empty, worker
 from tests.support import wait_until
 
@@ -105,6 +108,20 @@ def test_a_crashed_workers_jobs_run_again_within_lease_and_one_reaper_pass(
         assert killed_jobs
         assert seconds < 15
         queue.connection.execute("SELECT pgqueue.cancel(%s)", (jobs,))
+
+
+def test_who_stands_by_takes_jobs_back_while_those_who_should_are_silent(
+    queue: Queue, tmp_path: Path
+) -> None:
+    job = queue.insert("touch")
+    with psycopg.connect(queue.dsn, autocommit=True) as silent:
+        for place in range(1, MAINTAINERS + 1):
+            silent.execute("SELECT pg_advisory_lock(hashtextextended('pgqueue.maintenance', %s))", (place,))
+        silent.execute("SELECT pgqueue.claim('default', gen_random_uuid(), 1, 2)")
+
+        with worker(queue.dsn, tmp_path, "--lease-seconds", "2") as standby:
+            standby.wait_for("job taken back")
+            queue.wait_for_state(job, "succeeded")
 
 
 def test_a_frozen_worker_writes_nothing_when_it_wakes_and_works_on(queue: Queue, tmp_path: Path) -> None:

@@ -50,6 +50,55 @@ def test_outcomes_that_the_database_refuses_are_kept_until_it_takes_them(
     assert "not today" in started.lines("outcome put off")[0]["reason"]
 
 
+def test_a_worker_that_waited_for_its_outcomes_goes_on_when_they_are_written(
+    queue: Queue, tmp_path: Path
+) -> None:
+    with (
+        psycopg.connect(queue.dsn) as stranger,
+        worker(queue.dsn, tmp_path, "--poll-seconds", "60") as started,
+    ):
+        stranger.execute("LOCK TABLE pgqueue.finished_jobs IN SHARE MODE")
+        queue.connection.execute(
+            "INSERT INTO pgqueue.jobs (task, args) SELECT 'nothing', '{}' FROM generate_series(1, 15000)"
+        )
+        # More would be too many to lose.
+        wait_until(lambda: queue.count("jobs", "state = 'running'") > 5000, 30)
+        stranger.rollback()
+
+        wait_until(lambda: queue.count("jobs") == 0, 30)
+        assert started.stop() == 0
+
+
+def test_beside_an_old_snapshot_and_many_dead_entries_every_job_starts_soon(
+    queue: Queue, tmp_path: Path
+) -> None:
+    with psycopg.connect(queue.dsn) as old, worker(queue.dsn, tmp_path, "--poll-seconds", "60") as started:
+        old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        old.execute("SELECT count(*) FROM pgqueue.jobs")
+        for priority in (5, 2):
+            queue.connection.execute(
+                "INSERT INTO pgqueue.jobs (task, args, priority) "
+                "SELECT 'nothing', '{}', %s FROM generate_series(1, 60000)",
+                (priority,),
+            )
+        wait_until(lambda: queue.count("jobs") == 0, 60)
+
+        for priority in (5, 0, 2, 9):
+            jobs = [queue.insert("touch", priority=priority) for _ in range(3)]
+            with psycopg.connect(queue.dsn) as late:
+                jobs += late.execute(
+                    "INSERT INTO pgqueue.jobs (task, args, priority) VALUES ('touch', '{}', %s) RETURNING id",
+                    (priority,),
+                ).fetchone()  # type: ignore[arg-type]
+                jobs.append(queue.insert("touch", priority=priority))
+                queue.wait_for_state(jobs[-1], "succeeded")
+            for job in jobs:
+                queue.wait_for_state(job, "succeeded")
+        failing = queue.insert("fail_first")
+        queue.wait_for_state(failing, "succeeded", seconds=30)
+        assert started.stop() == 0
+
+
 def test_a_day_without_a_partition_gets_one(queue: Queue, tmp_path: Path) -> None:
     job = queue.insert("touch")
     with worker(queue.dsn, tmp_path, "-q", "other") as started:

@@ -142,7 +142,7 @@ def test_a_ring_that_has_to_wait_is_heeded_when_its_time_has_come(fast_dsn: str)
     with_bell(fast_dsn, 1.0, test)
 
 
-def test_three_workers_look_after_everybody_and_the_next_one_takes_a_place_that_is_left(
+def test_three_workers_look_after_everybody_and_who_stands_by_takes_a_place_that_is_left(
     fast_dsn: str,
 ) -> None:
     async def body() -> None:
@@ -153,15 +153,18 @@ def test_three_workers_look_after_everybody_and_the_next_one_takes_a_place_that_
             await bell.connect()
             await bell.look_after_session()
         assert [bell.is_maintainer for bell in bells] == [True, True, True, False, False]
+        assert [bell.reaps.is_set() for bell in bells] == [True, True, True, True, False]
 
         await bells[1].close()
 
         async with asyncio.timeout(20):
-            while not bells[3].is_maintainer:
-                await bells[3].connect()
-                await bells[3].look_after_session()
+            while not (bells[3].is_maintainer and bells[4].reaps.is_set()):
+                for bell in bells[3:]:
+                    await bell.connect()
+                    await bell.look_after_session()
                 await asyncio.sleep(0.05)
-        assert not bells[1].is_maintainer
+        assert not bells[1].reaps.is_set()
+        assert not bells[4].is_maintainer
         for bell in bells:
             await bell.close()
 

@@ -187,6 +187,15 @@ def test_a_claim_after_a_place_starts_behind_it(session):
     assert ids(from_the_head) == [jobs[1], jobs[4]]
 
 
+def test_a_claim_up_to_a_priority_takes_none_that_is_worse(session):
+    for priority in (0, 5, 3):
+        session.enqueue(priority=priority)
+
+    taken = session.claim(up_to_priority=3)
+
+    assert [attempt.priority for attempt in taken] == [0, 3]
+
+
 def test_a_job_that_came_in_by_its_key_is_no_place(session):
     for _ in range(4):
         session.enqueue(concurrency_key="k", concurrency_limit=2)
