@@ -23,6 +23,7 @@ BENCHES = {
     "snapshot": "bench.snapshot",
     "idle": "bench.idle",
     "recovery": "bench.recovery",
+    "scrape": "bench.scrape",
     "peers": "bench.peers.compare",
 }
 

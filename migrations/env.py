@@ -25,3 +25,5 @@ with context.begin_transaction():
     migrate.prepare(schema)
     context.run_migrations(schema=schema)
     applied += migrate.define(schema)
+    if applied or context.is_offline_mode():
+        migrate.renew_grants(schema)

@@ -57,6 +57,29 @@ CREATE TABLE pgqueue.alembic_version (
     version_num character varying(32) NOT NULL
 );
 
+CREATE TABLE pgqueue.audit_log (
+    id bigint NOT NULL,
+    at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    action text NOT NULL,
+    subject text,
+    jobs bigint,
+    role text NOT NULL,
+    actor text,
+    application text,
+    address inet,
+    session_pid integer NOT NULL,
+    details jsonb DEFAULT '{}'::jsonb NOT NULL
+);
+
+ALTER TABLE pgqueue.audit_log ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME pgqueue.audit_log_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
 CREATE TABLE pgqueue.breakers (
     name text NOT NULL,
     state text DEFAULT 'closed'::text NOT NULL,
@@ -311,6 +334,9 @@ WITH (fillfactor='50');
 ALTER TABLE ONLY pgqueue.alembic_version
     ADD CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num);
 
+ALTER TABLE ONLY pgqueue.audit_log
+    ADD CONSTRAINT audit_log_pkey PRIMARY KEY (id);
+
 ALTER TABLE ONLY pgqueue.breakers
     ADD CONSTRAINT breakers_pkey PRIMARY KEY (name);
 
@@ -343,6 +369,10 @@ ALTER TABLE ONLY pgqueue.tasks
 
 ALTER TABLE ONLY pgqueue.workers
     ADD CONSTRAINT workers_pkey PRIMARY KEY (id);
+
+CREATE INDEX audit_log_at ON pgqueue.audit_log USING btree (at);
+
+CREATE INDEX audit_log_subject ON pgqueue.audit_log USING btree (subject, action, id);
 
 CREATE INDEX dead_jobs_died_at ON pgqueue.dead_jobs USING btree (died_at);
 

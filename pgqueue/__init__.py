@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from pgqueue import errors
     from pgqueue.app import App, BoundTask, JobHandle, Task
     from pgqueue.client import AsyncClient, Client
+    from pgqueue.database import acting
     from pgqueue.errors import (
         ArgumentsTooLarge,
         Cancel,
@@ -48,6 +49,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "pgqueue.app": ("App", "BoundTask", "JobHandle", "Task"),
     "pgqueue.client": ("AsyncClient", "Client"),
+    "pgqueue.database": ("acting",),
     "pgqueue.errors": (
         "ArgumentsTooLarge",
         "Cancel",
@@ -123,6 +125,7 @@ __all__ = [
     "Task",
     "UnknownTask",
     "Unrecoverable",
+    "acting",
     "aonce",
     "errors",
     "once",

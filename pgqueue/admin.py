@@ -22,10 +22,12 @@ from pgqueue.sql.breakers import BreakerSummary
 from pgqueue.sql.inspect import (
     DeadFilter,
     DeadJob,
+    Flow,
     JobDetails,
     JobSummary,
     LiveFilter,
     QueueSummary,
+    RunningJob,
     WorkerSummary,
 )
 
@@ -33,11 +35,13 @@ __all__ = [
     "BreakerSummary",
     "DeadFilter",
     "DeadJob",
+    "Flow",
     "JobDetails",
     "JobSummary",
     "LiveFilter",
     "Outcome",
     "QueueSummary",
+    "RunningJob",
     "WorkerSummary",
     "breaker_names",
     "cancel",
@@ -45,12 +49,14 @@ __all__ = [
     "close_breaker",
     "count_dead",
     "count_live",
+    "flow",
     "forget_processed",
     "list_breakers",
     "list_dead",
     "list_holders",
     "list_jobs",
     "list_queues",
+    "list_running",
     "list_workers",
     "open_breaker",
     "purge_dead",
@@ -142,6 +148,16 @@ def list_queues(
 def list_workers(connection: Connection[Any], schema: str = "pgqueue") -> list[WorkerSummary]:
     """List workers, the one seen last first."""
     return run(connection, inspect.list_workers(), schema)
+
+
+def list_running(connection: Connection[Any], limit: int = 100, schema: str = "pgqueue") -> list[RunningJob]:
+    """List what runs, the longest first."""
+    return run(connection, inspect.list_running(limit), schema)
+
+
+def flow(connection: Connection[Any], schema: str = "pgqueue") -> Flow:
+    """Give how many jobs have come and gone; two answers make a rate. A second behind, or so."""
+    return run(connection, inspect.flow(), schema)
 
 
 def task_names(connection: Connection[Any], schema: str = "pgqueue") -> list[str]:

@@ -146,7 +146,11 @@ class Client:
 
     def _with_holder(self, error: DuplicateJob) -> DuplicateJob:
         """Say which job holds the key; in the caller's transaction, broken by then, nothing can be asked."""
-        return DuplicateJob(error.unique_key, self._ask(enqueueing.find_holder(error.unique_key)))
+        try:
+            holder = self._ask(enqueueing.find_holder(error.unique_key))
+        except database.errors.InsufficientPrivilege:
+            holder = None  # whoever may only enqueue is not to know
+        return DuplicateJob(error.unique_key, holder)
 
     def _ask(self, statement: Statement[T]) -> T:
         """Run a statement that only reads, once more if the connection broke under it."""
@@ -234,7 +238,11 @@ class AsyncClient:
         self._connections.close()
 
     async def _with_holder(self, error: DuplicateJob) -> DuplicateJob:
-        return DuplicateJob(error.unique_key, await self._ask(enqueueing.find_holder(error.unique_key)))
+        try:
+            holder = await self._ask(enqueueing.find_holder(error.unique_key))
+        except database.errors.InsufficientPrivilege:
+            holder = None
+        return DuplicateJob(error.unique_key, holder)
 
     async def _ask(self, statement: Statement[T]) -> T:
         try:
@@ -281,7 +289,7 @@ def _run(conn: Connection[Any], statement: Statement[T], schema: str, job: NewJo
         known = _by_name(error, schema, job)
         if known is None:
             raise
-        raise known from error
+        raise known from database.without_detail(error)
 
 
 async def _arun(
@@ -295,7 +303,7 @@ async def _arun(
         known = _by_name(error, schema, job)
         if known is None:
             raise
-        raise known from error
+        raise known from database.without_detail(error)
 
 
 _MAYBE = "the connection broke before the answer came: the job may have been enqueued, or not"

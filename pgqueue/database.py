@@ -2,6 +2,10 @@
 
 Every connection made here is READ COMMITTED whatever the role's default (the claim is only
 correct there), notices a dead peer within seconds, and never puts a password into an error.
+
+Behind a proxy that pools transactions (PgBouncer) there is no session to set up: what one sets, the
+next client finds. There the settings go along with each statement and end with it, and nothing is
+prepared on the server.
 """
 
 from __future__ import annotations
@@ -11,21 +15,25 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextvars import ContextVar
+from typing import Any, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import psycopg
-from psycopg import AsyncConnection, Connection, conninfo, errors, pq
+from psycopg import AsyncConnection, ClientCursor, Connection, IsolationLevel, conninfo, errors, pq
 from psycopg.rows import tuple_row
 
 from pgqueue.errors import ConfigurationError, DatabaseUnreachable
 from pgqueue.sql import Statement
+from pgqueue.sql.audit import act_as
 
 __all__ = [
     "AsyncConnection",
     "Connection",
     "Error",
     "aconnect",
+    "acting",
     "arenew",
     "arun",
     "connect",
@@ -36,16 +44,22 @@ __all__ = [
     "is_busy",
     "is_infrastructure",
     "is_of_connection",
+    "is_pooled",
     "normalise",
+    "passwords",
+    "pools_transactions",
     "redact",
     "renew",
     "run",
     "unreachable",
     "watched",
+    "without_detail",
 ]
 
 T = TypeVar("T")
 Error = psycopg.Error
+
+_actor: ContextVar[str | None] = ContextVar("actor", default=None)
 
 # A peer that vanished is noticed in about six seconds whether we wait for it or write to it: neither
 # setting alone covers both. Shorter than the lease, so that a cut is seen before a job is taken over.
@@ -109,7 +123,14 @@ def connect(
         with watched(connection, _SETTING_SECONDS):
             for tries_left in reversed(range(_SETTING_TRIES)):
                 try:
-                    connection.execute(_setting(settings, connection.info.server_version))
+                    if (pools := _pools(dsn)) is None:
+                        row = connection.execute(_WHO_ANSWERS).fetchone()
+                        pools = _note_who_answers(dsn, connection, row)
+                    if pools:
+                        connection.isolation_level = IsolationLevel.READ_COMMITTED
+                        _carry_settings(connection, settings)
+                    else:
+                        connection.execute(_setting(settings, connection.info.server_version))
                     break
                 except errors.QueryCanceled:
                     if not tries_left:
@@ -139,7 +160,14 @@ async def aconnect(
         with watched(connection, _SETTING_SECONDS):
             for tries_left in reversed(range(_SETTING_TRIES)):
                 try:
-                    await connection.execute(_setting(settings, connection.info.server_version))
+                    if (pools := _pools(dsn)) is None:
+                        row = await (await connection.execute(_WHO_ANSWERS)).fetchone()
+                        pools = _note_who_answers(dsn, connection, row)
+                    if pools:
+                        await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
+                        _carry_settings(connection, settings)
+                    else:
+                        await connection.execute(_setting(settings, connection.info.server_version))
                     break
                 except errors.QueryCanceled:
                     if not tries_left:
@@ -153,23 +181,87 @@ async def aconnect(
 
 def run(connection: Connection[Any], statement: Statement[T], schema: str = "pgqueue") -> T:
     """Run a statement on a connection of the caller's and read its rows; transactions stay the caller's."""
+    actor = _actor.get()
+    if actor is None:
+        return _run(connection, statement, schema)
+    with connection.transaction() if connection.autocommit else contextlib.nullcontext():
+        _run(connection, act_as(actor), schema)
+        return _run(connection, statement, schema)
+
+
+def _run(connection: Connection[Any], statement: Statement[T], schema: str) -> T:
     with connection.cursor(row_factory=tuple_row) as cursor:
-        cursor.execute(statement.in_schema(schema), statement.params)
+        if (settings := _carried_settings(connection)) is None:
+            cursor.execute(statement.in_schema(schema), statement.params)
+        else:
+            cursor.execute(settings + _with_values(connection, statement, schema))
+            while cursor.nextset():
+                pass
         return statement.read(cursor.fetchall() if cursor.description else ())
 
 
 async def arun(connection: AsyncConnection[Any], statement: Statement[T], schema: str = "pgqueue") -> T:
     """Run a statement on an async connection of the caller's; see `run`."""
+    actor = _actor.get()
+    if actor is None:
+        return await _arun(connection, statement, schema)
+    async with connection.transaction() if connection.autocommit else contextlib.nullcontext():
+        await _arun(connection, act_as(actor), schema)
+        return await _arun(connection, statement, schema)
+
+
+async def _arun(connection: AsyncConnection[Any], statement: Statement[T], schema: str) -> T:
     async with connection.cursor(row_factory=tuple_row) as cursor:
-        await cursor.execute(statement.in_schema(schema), statement.params)
+        if (settings := _carried_settings(connection)) is None:
+            await cursor.execute(statement.in_schema(schema), statement.params)
+        else:
+            await cursor.execute(settings + _with_values(connection, statement, schema))
+            while cursor.nextset():
+                pass
         return statement.read(await cursor.fetchall() if cursor.description else ())
+
+
+@contextlib.contextmanager
+def acting(actor: str) -> Iterator[None]:
+    """Say in the log who is behind what this block does through pgqueue, in this thread or task.
+
+    `with acting("ann@example.com"): admin.cancel(connection, [42])`. The database role is written down
+    anyway. In plain SQL the same is `SET LOCAL pgqueue.actor = 'ann@example.com'`.
+    """
+    token = _actor.set(actor)
+    try:
+        yield
+    finally:
+        _actor.reset(token)
+
+
+def is_pooled(connection: Connection[Any] | AsyncConnection[Any]) -> bool:
+    """Say whether a connection of ours leads to a proxy that gives each transaction another session."""
+    return connection in _pooled
+
+
+def pools_transactions(dsn: str) -> bool:
+    """Say whether a DSN leads to a proxy that pools transactions; one that cannot be reached now does not.
+
+    PGQUEUE_POOLER tells (`transaction`, or `session` for one that does not). Else whoever answers is
+    asked who it is: a server names the process that it said we had been connected to, a proxy cannot know
+    it. That it may pool only sessions cannot be seen from here.
+    """
+    if (pools := _pools(dsn)) is None:
+        try:
+            connect(dsn).close()
+        except DatabaseUnreachable:
+            return False
+        pools = _pools(dsn)
+    return bool(pools)
 
 
 def renew(connection: Connection[Any]) -> None:
     """Make an idle session of ours like new after somebody else has used it; close it if that fails."""
     try:
         connection.row_factory = tuple_row
-        connection.execute(_LIKE_NEW)
+        if not is_pooled(connection):
+            connection.execute(_LIKE_NEW)
     except psycopg.Error:
         connection.pgconn.finish()
 
@@ -178,7 +270,8 @@ async def arenew(connection: AsyncConnection[Any]) -> None:
     """Make an idle async session of ours like new; see `renew`."""
     try:
         connection.row_factory = tuple_row
-        await connection.execute(_LIKE_NEW)
+        if not is_pooled(connection):
+            await connection.execute(_LIKE_NEW)
     except psycopg.Error:
         connection.pgconn.finish()
 
@@ -239,10 +332,28 @@ def describe(dsn: str) -> str:
     return f"{where}/{parts.get('dbname') or parts.get('user') or ''}".rstrip("/")
 
 
+def passwords(dsn: str) -> list[str]:
+    """Give the passwords that a DSN holds, as they are and as a URL spells them; none if it is unreadable."""
+    try:
+        parts = conninfo.conninfo_to_dict(normalise(dsn))
+    except psycopg.Error:
+        parts = {}
+    spelt = re.search(r"\w://[^:/@\s]*:([^@\s]*)@", dsn)
+    found = [str(parts[name]) for name in ("password", "sslpassword") if parts.get(name)]
+    return list(dict.fromkeys([*found, *([spelt[1]] if spelt else [])]))
+
+
 def redact(text: str) -> str:
     """Hide what may be a password in a text that quotes a DSN."""
     text = re.sub(r"(\w://[^:/@\s]*):[^@\s]*@", r"\1:***@", text)
     return re.sub(r"(password\s*=\s*)('(?:[^'\\]|\\.)*'|\S+)", r"\1***", text, flags=re.IGNORECASE)
+
+
+def without_detail(error: Error) -> Error:
+    """Leave an error's first line: in the others the server may quote a whole row, a job's arguments too."""
+    if error.args:
+        error.args = (str(error.args[0]).partition("\n")[0],)
+    return error
 
 
 def unreachable(dsn: str, error: BaseException) -> DatabaseUnreachable:
@@ -253,6 +364,16 @@ def unreachable(dsn: str, error: BaseException) -> DatabaseUnreachable:
     reason = re.sub(r"^connection to server (?:at|on) .*? failed: (?:FATAL:\s+)?", "", reason)
     return DatabaseUnreachable(f"cannot connect to {describe(dsn)}: {reason or type(error).__name__}")
 
+
+# Behind a proxy: the settings that go along with each statement, for connections of ours.
+_pooled: MutableMapping[Connection[Any] | AsyncConnection[Any], bytes] = WeakKeyDictionary()
+
+# What was found out about who answers, by DSN.
+_answered_by_pooler: dict[str, bool] = {}
+_WHO_ANSWERS = b"SELECT pg_backend_pid()"
+
+# They would do nothing within one message.
+_OF_SESSIONS = ("idle_session_timeout", "idle_in_transaction_session_timeout", "application_name")
 
 # A timeout set for the role holds until ours is set.
 _SETTING_TRIES = 5
@@ -283,6 +404,57 @@ def _setting(settings: Mapping[str, str] | None, version: int) -> bytes:
         wanted = {"transaction_timeout": "0", **wanted}
     commands = [f"SET {name} TO '{value.replace(chr(39), chr(39) * 2)}'" for name, value in wanted.items()]
     return "; ".join(commands).encode()
+
+
+def _pools(dsn: str) -> bool | None:
+    told = os.environ.get("PGQUEUE_POOLER", "").lower()
+    if told not in ("", "transaction", "session", "none"):
+        raise ConfigurationError(
+            f"PGQUEUE_POOLER is {told!r}; it should be transaction, session, none, or not set"
+        )
+    return told == "transaction" if told else _answered_by_pooler.get(dsn)
+
+
+def _note_who_answers(
+    dsn: str, connection: Connection[Any] | AsyncConnection[Any], row: tuple[Any, ...] | None
+) -> bool:
+    is_proxy = row is not None and row[0] != connection.info.backend_pid
+    _answered_by_pooler[dsn] = is_proxy
+    return is_proxy
+
+
+def _carry_settings(
+    connection: Connection[Any] | AsyncConnection[Any], settings: Mapping[str, str] | None
+) -> None:
+    """Have these go along with each statement: one message is one transaction, and they are local to it."""
+    # What is prepared stays with a session that the next transaction does not get.
+    connection.prepare_threshold = None
+    commands = [
+        f"SET LOCAL {name} TO '{value.replace(chr(39), chr(39) * 2)}'"
+        for name, value in (settings or {}).items()
+        if name not in _OF_SESSIONS
+    ]
+    _pooled[connection] = "; ".join(
+        ["SET TRANSACTION ISOLATION LEVEL READ COMMITTED", *commands, ""]
+    ).encode()
+
+
+def _carried_settings(connection: Connection[Any] | AsyncConnection[Any]) -> bytes | None:
+    """Give what has to go along with a statement; None in a transaction, which was begun as it should be."""
+    if not _pooled or (settings := _pooled.get(connection)) is None:
+        return None
+    is_idle = connection.info.transaction_status == pq.TransactionStatus.IDLE
+    return settings if is_idle and connection.autocommit else None
+
+
+def _with_values(
+    connection: Connection[Any] | AsyncConnection[Any], statement: Statement[Any], schema: str
+) -> bytes:
+    """Give the text with its parameters in it: the protocol takes them apart from it for one command only."""
+    text = ClientCursor(cast("Connection[Any]", connection)).mogrify(
+        statement.in_schema(schema), statement.params
+    )
+    return text.encode(connection.info.encoding)
 
 
 def _parameters(dsn: str, application_name: str, *, must_write: bool) -> dict[str, Any]:

@@ -63,6 +63,14 @@ def resolve(
     return configured(explicit, environ) or _embedded_dsn(schema, say or _say)
 
 
+def of_sessions(dsn: str, environ: Mapping[str, str]) -> str:
+    """Give the DSN for what needs a session of its own: LISTEN, and locks that outlast a transaction.
+
+    PGQUEUE_LISTEN_DSN leads past a proxy that pools transactions.
+    """
+    return normalise(environ.get("PGQUEUE_LISTEN_DSN", "")) or dsn
+
+
 async def aresolve(explicit: str | None, environ: Mapping[str, str], *, schema: str) -> ResolvedDsn:
     """Give the DSN to use without holding up the running loop; see `resolve`."""
     found = configured(explicit, environ)

@@ -13,8 +13,18 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from pgqueue.database import AsyncConnection, Connection, Error, aconnect, arun, connect, errors, run
-from pgqueue.dsn import aresolve, resolve
+from pgqueue.database import (
+    AsyncConnection,
+    Connection,
+    Error,
+    aconnect,
+    arun,
+    connect,
+    errors,
+    is_pooled,
+    run,
+)
+from pgqueue.dsn import aresolve, of_sessions, resolve
 from pgqueue.errors import ConfigurationError, LockBusy
 from pgqueue.model.encoding import checked_text
 from pgqueue.sql import Statement, locks
@@ -55,6 +65,13 @@ class _Lock(Generic[C]):
         ask = locks.try_session if self._wait_seconds == 0 else locks.wait_session
         return ask(self.name)
 
+    def _refuse_pooler(self, conn: C) -> None:
+        if is_pooled(conn):
+            raise ConfigurationError(
+                f"lock {self.name!r} needs a session of its own; a proxy that pools transactions has none: "
+                "set PGQUEUE_LISTEN_DSN to the server behind it, or lock within a transaction with conn="
+            )
+
     def _refuse_twice(self) -> None:
         if self._conn is not None:
             raise ConfigurationError(f"lock {self.name!r}: it is held already")
@@ -74,8 +91,9 @@ class Lock(_Lock[Connection[Any]]):
             return self._acquire_in_transaction()
         self._refuse_twice()
         found = resolve(self._dsn, os.environ, schema=self._schema)
-        conn = connect(found.dsn, settings=self._settings())
+        conn = connect(of_sessions(found.dsn, os.environ), settings=self._settings())
         try:
+            self._refuse_pooler(conn)
             if run(conn, self._question(), self._schema):
                 self._conn = conn
                 return True
@@ -132,8 +150,9 @@ class AsyncLock(_Lock[AsyncConnection[Any]]):
             return await self._acquire_in_transaction()
         self._refuse_twice()
         found = await aresolve(self._dsn, os.environ, schema=self._schema)
-        conn = await aconnect(found.dsn, settings=self._settings())
+        conn = await aconnect(of_sessions(found.dsn, os.environ), settings=self._settings())
         try:
+            self._refuse_pooler(conn)
             if await arun(conn, self._question(), self._schema):
                 self._conn = conn
                 return True

@@ -118,6 +118,18 @@ def render(schema: str = DEFAULT_SCHEMA, since: str | None = None) -> str:
     return text.getvalue()
 
 
+def roles_script(schema: str = DEFAULT_SCHEMA) -> str:
+    """Give the script that makes the four roles, or puts what they may do right; it can be run again.
+
+    Raises:
+        ConfigurationError: the schema's name is not plain.
+    """
+    # The lock keeps it apart from a migration: both write the same rows of the catalogue.
+    lock = "SELECT pg_advisory_xact_lock(hashtextextended('{{schema}}.migrate', 0));\n"
+    parts = ("BEGIN;\n" + lock, _step("roles"), _step("grants"), "COMMIT;\n")
+    return in_schema("\n".join(parts), schema)
+
+
 def current(dsn: str, schema: str = DEFAULT_SCHEMA) -> str | None:
     """Give the revision the schema is at; None without a schema. Writes nothing, needs no Alembic."""
     _checked(schema)
@@ -242,6 +254,11 @@ def define(schema: str) -> list[str]:
         run(_step("record").replace("{{objects}}", ",\n    ".join(rows)), schema)
     run("SELECT {{schema}}.make_partitions(7);", schema)
     return [*sorted({f"functions/{item.file}" for item in changed}), *(f"DROP {name}" for name in gone)]
+
+
+def renew_grants(schema: str) -> None:
+    """Give the roles of `roles_script`, where somebody has made them, what this version grants them."""
+    run(_step("renew_grants").replace("{{grants}}", _step("grants").strip()), schema)
 
 
 # Inner parts.

@@ -65,6 +65,14 @@ class Postgres:
 # The run.
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--pgbouncer",
+        action="store_true",
+        help="run the guarantees through a PgBouncer that pools transactions",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     # A shell starts what runs in the background deaf to Ctrl-C, and every process of a test would inherit
     # that; a handler of our own is not inherited.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
@@ -82,6 +84,15 @@ def end(process: subprocess.Popen[Any], seconds: float = 10.0) -> None:
 
 def _environment(dsn: str | None, env: Mapping[str, str] | None) -> dict[str, str]:
     return {**os.environ, **({"PGQUEUE_DSN": dsn} if dsn else {}), **(env or {})}
+
+
+def installed(program: str, package: str) -> str:
+    """Find a program that the machine may lack: then the test is skipped, and in the gate it fails."""
+    found = shutil.which(program)
+    if not found:
+        reason = f"{program} is not installed (Debian: the package {package})"
+        pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)
+    return found
 
 
 # Databases.

@@ -465,7 +465,10 @@ def test_a_table_of_another_version_is_said_to_be_one(make_side, dsn_of_another_
 
 @pytest.fixture
 def dsn_of_another_version(empty_dsn, connect):
-    connect(empty_dsn).execute("CREATE SCHEMA pgqueue; CREATE TABLE pgqueue.jobs (id bigint, task text)")
+    connect(empty_dsn).execute(
+        "CREATE SCHEMA pgqueue; CREATE TABLE pgqueue.jobs (id bigint, task text); "
+        "CREATE VIEW pgqueue.new_jobs AS SELECT id, task FROM pgqueue.jobs"
+    )
     return empty_dsn
 
 

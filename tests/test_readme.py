@@ -33,7 +33,8 @@ PROMPT = "$ "
 PATIENCE_SECONDS = 15.0
 # Asking again changes nothing, so what they show may take a moment to be so.
 READ_ONLY = re.compile(
-    r"pgqueue (?:jobs|dlq|queues|schedules) (?:list|show|next)|pgqueue workers|pgqueue breakers$"
+    r"pgqueue (?:jobs|dlq|queues|schedules) (?:list|show|why|next)|pgqueue (?:workers|top|doctor|log)\b"
+    r"|pgqueue breakers$"
 )
 
 

@@ -5,7 +5,7 @@
 -- itself or last in a transaction: until its end, completions of these jobs and keys wait for it.
 CREATE OR REPLACE FUNCTION {{schema}}.cancel(job_ids bigint[], reason text DEFAULT 'cancelled')
 RETURNS TABLE (job_id bigint, outcome text)
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp SET jit = off SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
@@ -36,13 +36,17 @@ BEGIN
     UPDATE jobs AS j SET cancel_requested_at = coalesce(j.cancel_requested_at, clock_timestamp())
     WHERE j.ctid = ANY (running);
     PERFORM settle(verdicts);
+    PERFORM audit_jobs(
+        'jobs.cancel', ARRAY(SELECT v.job_id FROM unnest(verdicts) AS v) || coalesce(running_ids, '{}'),
+        jsonb_build_object('reason', cancel.reason, 'asked_to_stop', nullif(cardinality(running_ids), 0))
+    );
     RETURN QUERY SELECT r.id, 'requested' FROM unnest(running_ids) AS r (id);
     RETURN QUERY SELECT v.job_id, 'cancelled' FROM unnest(verdicts) AS v;
 END $$;
 
 -- Make due jobs ready, and ring for them. Safe to run at once in every worker.
 CREATE OR REPLACE FUNCTION {{schema}}.promote(max_jobs integer DEFAULT 1000) RETURNS integer
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp SET jit = off SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
@@ -73,7 +77,7 @@ END $$;
 -- count. A unique_key that a live job holds by now is a row's outcome, not an error of the call.
 CREATE OR REPLACE FUNCTION {{schema}}.redrive(job_ids bigint[], extra_attempts integer DEFAULT 5)
 RETURNS TABLE (job_id bigint, outcome text)
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp SET jit = off SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off
 AS $$
@@ -101,6 +105,7 @@ BEGIN
     )
     SELECT array_agg(r.id) INTO back FROM returned AS r;
     DELETE FROM dead_jobs AS d WHERE d.id = ANY (back);
+    PERFORM audit_jobs('jobs.redrive', back, jsonb_build_object('extra_attempts', redrive.extra_attempts));
     RETURN QUERY
     SELECT g.id, CASE WHEN g.id = ANY (back) THEN 'ready'
                       WHEN g.id = ANY (ids) THEN 'unique_key_taken'
@@ -127,7 +132,7 @@ CREATE OR REPLACE FUNCTION {{schema}}.pause_queues(
     names text[] DEFAULT NULL, reason text DEFAULT NULL, seconds double precision DEFAULT NULL,
     until timestamptz DEFAULT NULL
 ) RETURNS SETOF text
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp
 AS $$
 #variable_conflict use_column
@@ -153,7 +158,7 @@ END $$;
 -- their workers. Gives the queues.
 CREATE OR REPLACE FUNCTION {{schema}}.resume_queues(names text[] DEFAULT NULL, max_running integer DEFAULT NULL)
 RETURNS SETOF text
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp
 AS $$
 #variable_conflict use_column
@@ -176,7 +181,7 @@ END $$;
 -- Let at most so many jobs of a queue run at a time, over all workers; 0: none is started, NULL: no limit. What runs
 -- beyond it, runs on.
 CREATE OR REPLACE FUNCTION {{schema}}.limit_queue(name text, max_running integer, reason text DEFAULT NULL) RETURNS void
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp
 AS $$
 #variable_conflict use_column

@@ -16,7 +16,7 @@
 -- retry_at NULL: open until somebody closes it.
 CREATE OR REPLACE FUNCTION {{schema}}.may_run(name text)
 RETURNS TABLE (is_allowed boolean, generation bigint, probe uuid, retry_at timestamptz)
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp
 AS $$
 DECLARE
@@ -54,7 +54,7 @@ END $$;
 CREATE OR REPLACE FUNCTION {{schema}}.report(
     name text, generation bigint, successes bigint, failures bigint, probe uuid DEFAULT NULL
 ) RETURNS text
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp
 SET lock_timeout = '200ms'      -- who reports has a claim to make; the counts keep until the next time
 AS $$
@@ -138,7 +138,7 @@ END $$;
 -- by now they are ready.
 CREATE OR REPLACE FUNCTION {{schema}}.breaker_park(job_ids bigint[], tokens uuid[], name text)
 RETURNS TABLE (job_id bigint, state text)
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp SET jit = off
 AS $$
 DECLARE
@@ -167,7 +167,7 @@ END $$;
 CREATE OR REPLACE FUNCTION {{schema}}.breaker_park_ready(
     name text, queue text, tasks text[], max_jobs integer DEFAULT 1000
 ) RETURNS integer
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp SET jit = off SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
@@ -224,7 +224,7 @@ END $$;
 -- Bring up to max_jobs parked jobs of a closed breaker back, in the places that their age gives them; gives how many
 -- came. With none left parked_until is NULL again: nobody need look any more.
 CREATE OR REPLACE FUNCTION {{schema}}.breaker_unpark(name text, max_jobs integer DEFAULT 1000) RETURNS integer
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp SET jit = off SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 SET lock_timeout = '200ms'
@@ -255,7 +255,7 @@ END $$;
 -- always the same one would use up its attempts, and if it fails by itself keep the breaker open for ever. Of those
 -- around, one that has many attempts left.
 CREATE OR REPLACE FUNCTION {{schema}}.breaker_call(name text, queues text[]) RETURNS boolean
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp SET jit = off SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
@@ -314,7 +314,7 @@ END $$;
 
 -- Open it by hand, whatever it counted, for so long or (NULL) until somebody closes it. False: no such breaker.
 CREATE OR REPLACE FUNCTION {{schema}}.breaker_open(name text, seconds double precision DEFAULT NULL) RETURNS boolean
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp
 AS $$
 BEGIN
@@ -324,12 +324,16 @@ BEGIN
         opens = greatest(b.opens, 1), opened_at = coalesce(b.opened_at, clock_timestamp()),
         retry_at = clock_timestamp() + make_interval(secs => breaker_open.seconds)
     WHERE b.name = breaker_open.name;
-    RETURN FOUND;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM audit('breaker.open', breaker_open.name, NULL, jsonb_build_object('seconds', breaker_open.seconds));
+    RETURN true;
 END $$;
 
 -- Close it by hand, and forget what it counted. False: no such breaker.
 CREATE OR REPLACE FUNCTION {{schema}}.breaker_close(name text) RETURNS boolean
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp
 AS $$
 BEGIN
@@ -338,14 +342,18 @@ BEGIN
         last_failures = 0, window_at = clock_timestamp(), probe = NULL, probe_until = NULL, opens = 0,
         opened_at = NULL, retry_at = NULL
     WHERE b.name = breaker_close.name;
-    RETURN FOUND;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM audit('breaker.close', breaker_close.name, NULL, '{}');
+    RETURN true;
 END $$;
 
 -- Change settings: those that are members of the object. Pinned, they are an operator's, and no declaration in
 -- code changes them any more. False: no such breaker.
 CREATE OR REPLACE FUNCTION {{schema}}.breaker_set(name text, settings jsonb, must_pin boolean DEFAULT true)
 RETURNS boolean
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp
 AS $$
 DECLARE
@@ -383,7 +391,7 @@ END $$;
 -- What a worker's code says of its breakers: a JSON array of objects with a name and, if it says so, the settings.
 -- A new name gets the defaults. In order of name, so that two workers do not deadlock.
 CREATE OR REPLACE FUNCTION {{schema}}.breaker_declare(definitions jsonb) RETURNS void
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp
 AS $$
 BEGIN

@@ -25,7 +25,7 @@ CREATE OR REPLACE FUNCTION {{schema}}.claim(
     is_scanned boolean, timeout_seconds real, max_attempts integer, crashes smallint, idempotency_key text,
     headers text, age_seconds double precision
 )
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp SET jit = off SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$

@@ -41,7 +41,7 @@ CREATE OR REPLACE FUNCTION {{schema}}.enqueue_one(
     max_delay_seconds double precision DEFAULT NULL,
     wakes boolean DEFAULT true
 ) RETURNS TABLE (job_id bigint, outcome text, left_key text)
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp SET jit = off SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
@@ -172,7 +172,7 @@ CREATE OR REPLACE FUNCTION {{schema}}.enqueue(
     unique_until text DEFAULT NULL,
     max_delay_seconds double precision DEFAULT NULL
 ) RETURNS bigint
-LANGUAGE sql VOLATILE
+LANGUAGE sql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp
 AS $$
     SELECT o.job_id
@@ -190,7 +190,7 @@ $$;
 -- saves a tenth of the time.
 CREATE OR REPLACE FUNCTION {{schema}}.enqueue_many(jobs jsonb, is_checked boolean DEFAULT false)
 RETURNS TABLE (job_id bigint, outcome text)
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp SET jit = off SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off
 AS $$

@@ -12,7 +12,7 @@
 CREATE OR REPLACE FUNCTION {{schema}}.complete(
     job_ids bigint[], tokens uuid[], results jsonb[] DEFAULT NULL, reasons text[] DEFAULT NULL
 ) RETURNS SETOF bigint
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp SET jit = off SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off SET enable_mergejoin = off
 SET enable_hashjoin = on
@@ -177,7 +177,7 @@ CREATE OR REPLACE FUNCTION {{schema}}.fail_many(
     is_dead boolean[] DEFAULT NULL, is_cancelled boolean[] DEFAULT NULL,
     base_seconds double precision DEFAULT 1, max_seconds double precision DEFAULT 600, is_unsure boolean[] DEFAULT NULL
 ) RETURNS TABLE (job_id bigint, state text)
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp SET jit = off
 AS $$
 DECLARE
@@ -222,7 +222,7 @@ CREATE OR REPLACE FUNCTION {{schema}}.fail(
     job_id bigint, token uuid, error text, retry_seconds double precision DEFAULT NULL, is_dead boolean DEFAULT false,
     is_cancelled boolean DEFAULT false, base_seconds double precision DEFAULT 1, max_seconds double precision DEFAULT 600
 ) RETURNS text
-LANGUAGE sql VOLATILE
+LANGUAGE sql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp
 AS $$
     SELECT f.state
@@ -237,7 +237,7 @@ CREATE OR REPLACE FUNCTION {{schema}}.release(
     job_ids bigint[], tokens uuid[], burn boolean DEFAULT false, reason text DEFAULT NULL,
     delay_seconds double precision[] DEFAULT NULL, is_unsure boolean DEFAULT false
 ) RETURNS TABLE (job_id bigint, state text)
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp SET jit = off
 AS $$
 DECLARE
@@ -279,7 +279,7 @@ CREATE OR REPLACE FUNCTION {{schema}}.crash(
     job_ids bigint[], tokens uuid[], reason text, base_seconds double precision DEFAULT 1,
     max_seconds double precision DEFAULT 60, max_crashes integer DEFAULT 3
 ) RETURNS TABLE (job_id bigint, state text)
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp SET jit = off
 AS $$
 DECLARE
@@ -322,7 +322,7 @@ CREATE OR REPLACE FUNCTION {{schema}}.reap(
     max_jobs integer DEFAULT 500, base_seconds double precision DEFAULT 1, max_seconds double precision DEFAULT 60,
     max_crashes integer DEFAULT 3, deadline_grace_seconds double precision DEFAULT 5
 ) RETURNS TABLE (job_id bigint, state text, reason text, task text, queue text)
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp SET jit = off SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$

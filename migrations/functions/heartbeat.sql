@@ -5,7 +5,7 @@
 -- lost (another's or gone: stop, write nothing). Never waits.
 CREATE OR REPLACE FUNCTION {{schema}}.heartbeat(job_ids bigint[], tokens uuid[])
 RETURNS TABLE (job_id bigint, verdict text)
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp SET jit = off SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$

@@ -141,7 +141,7 @@ END $$;
 -- when the round is complete. Never waits.
 CREATE OR REPLACE FUNCTION {{schema}}.sweep(after_key text DEFAULT '', max_keys integer DEFAULT 1000)
 RETURNS TABLE (unblocked integer, last_key text)
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp SET jit = off SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 SET enable_sort = off

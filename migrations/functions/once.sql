@@ -124,7 +124,7 @@ CREATE OR REPLACE FUNCTION {{schema}}.finish_once(
     key text, token uuid, job_id bigint DEFAULT NULL, response jsonb DEFAULT NULL, reason text DEFAULT NULL,
     began xid8 DEFAULT NULL
 ) RETURNS text
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp SET jit = off
 AS $$
 BEGIN
@@ -156,7 +156,7 @@ END $$;
 CREATE OR REPLACE FUNCTION {{schema}}.complete_once(
     job_ids bigint[], tokens uuid[], keys text[], results jsonb[] DEFAULT NULL, reasons text[] DEFAULT NULL
 ) RETURNS SETOF bigint
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp SET jit = off
 AS $$
 DECLARE
@@ -222,7 +222,7 @@ END $$;
 -- outcome is unknown the dead letter may. Gives how many went.
 CREATE OR REPLACE FUNCTION {{schema}}.prune_processed(older_than_seconds double precision, max_keys integer DEFAULT 1000)
 RETURNS integer
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp SET jit = off
 AS $$
 DECLARE

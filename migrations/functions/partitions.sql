@@ -6,7 +6,7 @@
 -- partition of relation": the history heals itself.
 CREATE OR REPLACE FUNCTION {{schema}}.make_partitions(days integer DEFAULT 7, first_day date DEFAULT NULL)
 RETURNS integer
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp SET lock_timeout = '2s'
 AS $$
 DECLARE
@@ -39,6 +39,20 @@ BEGIN
     RETURN made;
 END $$;
 
+-- Drop one of the expired partitions at once, for a worker that does not own the tables, or that has no session to keep a lock in. An
+-- insert waits for it 0.2 s at the most; if somebody reads the history just then, another time will do.
+CREATE OR REPLACE FUNCTION {{schema}}.drop_partition(name text, retention interval) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = {{schema}}, pg_temp SET lock_timeout = '200ms'
+AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM expired_partitions(drop_partition.retention) AS e WHERE e.name = drop_partition.name) THEN
+        RETURN false;
+    END IF;
+    EXECUTE format('DROP TABLE IF EXISTS {{schema}}.%I', drop_partition.name);
+    RETURN true;
+END $$;
+
 -- Partitions that lie wholly before the retention. Who gets pg_try_advisory_lock(hashtextextended(
 -- '{{schema}}.partitions', 1)) on its own session (unlock after) runs for each, in autocommit,
 --   ALTER TABLE {{schema}}.finished_jobs DETACH PARTITION {{schema}}.X CONCURRENTLY    (FINALIZE when is_half_detached)
@@ -47,7 +61,7 @@ END $$;
 -- EXCLUSIVE.
 CREATE OR REPLACE FUNCTION {{schema}}.expired_partitions(retention interval)
 RETURNS TABLE (name text, is_attached boolean, is_half_detached boolean)
-LANGUAGE sql STABLE
+LANGUAGE sql STABLE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp
 AS $$
     SELECT c.relname::text, i.inhrelid IS NOT NULL, coalesce(i.inhdetachpending, false)

@@ -420,7 +420,7 @@ $$;
 -- Remove a limit, with all that a pattern has made, and free the lines. NULL: there is none of this name; else how
 -- many jobs had waited.
 CREATE OR REPLACE FUNCTION {{schema}}.rate_remove(name text) RETURNS bigint
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp
 AS $$
 DECLARE
@@ -449,7 +449,7 @@ END $$;
 -- For a worker of these queues (NULL: all): until when it may sleep before a token comes (NULL: no token is waited
 -- for). It comes a little late on purpose, at most a quarter of a burst: then it can take several at once.
 CREATE OR REPLACE FUNCTION {{schema}}.rate_next_at(queues text[] DEFAULT NULL) RETURNS timestamptz
-LANGUAGE sql STABLE
+LANGUAGE sql STABLE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
@@ -502,7 +502,7 @@ EXECUTE FUNCTION {{schema}}.rate_change();
 -- Make or change a limit by hand: from now on it is an operator's, and no declaration in code changes it.
 CREATE OR REPLACE FUNCTION {{schema}}.rate_set(name text, tokens_per_second double precision, burst integer DEFAULT 1)
 RETURNS void
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp
 AS $$
 #variable_conflict use_column
@@ -518,7 +518,7 @@ END $$;
 -- What a worker's code says of its limits: a JSON array of objects with name, tokens_per_second and burst;
 -- without a rate, that it has none of this name any more. What an operator made is left alone.
 CREATE OR REPLACE FUNCTION {{schema}}.rate_declare(definitions jsonb) RETURNS void
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp
 AS $$
 #variable_conflict use_column
@@ -550,7 +550,7 @@ END $$;
 -- Now and then: bring back to earth what a clock that was set back has left far ahead, and forget the rows that
 -- patterns made and nobody has used for a day: their buckets are full, a new one is as good. Gives how many those were.
 CREATE OR REPLACE FUNCTION {{schema}}.rate_mend(max_rows integer DEFAULT 1000) RETURNS bigint
-LANGUAGE sql VOLATILE
+LANGUAGE sql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp
 AS $$
     UPDATE rate_limits AS r SET

@@ -15,7 +15,7 @@ CREATE OR REPLACE FUNCTION {{schema}}.due_schedules(
     name text, cron text, timezone text, catch_up text, catch_up_limit integer, next_tick timestamptz,
     database_now timestamptz
 )
-LANGUAGE sql VOLATILE
+LANGUAGE sql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp
 AS $$
     SELECT s.name, s.cron, s.timezone, s.catch_up, s.catch_up_limit, s.next_tick, clock_timestamp()
@@ -37,7 +37,7 @@ CREATE OR REPLACE FUNCTION {{schema}}.fire(
     name text, cron text, timezone text, expected timestamptz, ticks timestamptz[], skipped bigint,
     next_tick timestamptz
 ) RETURNS text
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp
 AS $$
 DECLARE
@@ -80,7 +80,7 @@ END $$;
 
 -- Add the job of one tick. In UTC whatever the session's time zone is, so that handlers can rely on it.
 CREATE OR REPLACE FUNCTION {{schema}}.enqueue_tick(entry {{schema}}.schedules, tick timestamptz) RETURNS bigint
-LANGUAGE sql VOLATILE
+LANGUAGE sql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp
 AS $$
     SELECT enqueue(
@@ -100,7 +100,7 @@ $$;
 -- which would lose ticks. A changed expression counts from now: next_tick is computed anew.
 CREATE OR REPLACE FUNCTION {{schema}}.register_schedules(entries jsonb, app text, is_start boolean)
 RETURNS TABLE (name text, outcome text)
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp
 AS $$
 #variable_conflict use_column
@@ -160,7 +160,7 @@ END $$;
 -- are what keeps a tick from firing again when next_tick is set back by hand. At most max_rows; gives how
 -- many.
 CREATE OR REPLACE FUNCTION {{schema}}.prune_schedule_runs(keep interval, max_rows integer) RETURNS integer
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp
 AS $$
 DECLARE

@@ -108,7 +108,7 @@ EXECUTE FUNCTION {{schema}}.fill_inserted_job();
 -- null member means the default. Gives the number of rows written: what did not change and was seen
 -- within a minute is left alone. In order of name, so that two workers do not deadlock.
 CREATE OR REPLACE FUNCTION {{schema}}.register_tasks(definitions jsonb) RETURNS integer
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp
 AS $$
 #variable_conflict use_column

@@ -1,3 +1,12 @@
+-- What a client writes complete jobs through, so that whoever may only ask for jobs gets the new one's id: nobody
+-- finds a row in it, and RETURNING gives the row just written. What state the job is in is not for the writer to say.
+CREATE OR REPLACE VIEW {{schema}}.new_jobs AS
+SELECT j.id, j.task, j.args, j.queue, j.priority, j.max_attempts, j.timeout_seconds, j.concurrency_key,
+       j.concurrency_limit, j.is_unique_until_start, j.idempotency_key, j.headers, j.state
+FROM {{schema}}.jobs AS j
+WHERE false;
+ALTER VIEW {{schema}}.new_jobs ALTER COLUMN state SET DEFAULT 'ready';
+
 -- Counts for people.
 
 CREATE OR REPLACE VIEW {{schema}}.job_counts AS

@@ -354,6 +354,23 @@ CREATE TYPE {{schema}}.verdict AS (
     queue text
 );
 
+-- Who did what to the queue, for people; see functions/audit.sql. Only added to, until it is old.
+CREATE TABLE {{schema}}.audit_log (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    action text NOT NULL,               -- 'queue.pause', 'jobs.cancel'
+    subject text,                       -- the name of the queue, limit, schedule or breaker
+    jobs bigint,                        -- how many
+    role text NOT NULL,                 -- that logged in
+    actor text,                         -- the person or service behind it, as it says itself
+    application text,
+    address inet,
+    session_pid integer NOT NULL,
+    details jsonb NOT NULL DEFAULT '{}'
+);
+CREATE INDEX audit_log_at ON {{schema}}.audit_log (at);
+CREATE INDEX audit_log_subject ON {{schema}}.audit_log (subject, action, id);
+
 -- What functions/*.sql has put into this schema: how to name each thing in a DROP, what no CREATE OR
 -- REPLACE can change of it, its whole text, and the version of pgqueue that wrote it.
 CREATE TABLE {{schema}}.definitions (

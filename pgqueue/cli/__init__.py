@@ -27,7 +27,9 @@ from pgqueue.errors import PgqueueError
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Start": ("demo", "migrate", "worker"),
     "Jobs": ("enqueue", "jobs", "dlq", "processed"),
-    "Operation": ("queues", "limits", "schedules", "breakers", "workers", "locks", "db"),
+    "Operation": ("queues", "limits", "schedules", "breakers", "workers", "locks", "roles", "db"),
+    "On call": ("doctor", "top", "log"),
+    "Monitoring": ("health", "exporter", "assets"),
 }
 
 DATABASE_UNREACHABLE = 75

@@ -298,20 +298,25 @@ def application_of(name: str | None) -> App | None:
 def _maker(app: App | None, connection: Connection[Any], schema: str, force: bool) -> MakeJob:
     """Give what makes jobs: checked against the application, or the names that the database knows."""
     from pgqueue import admin
+    from pgqueue.database import errors
     from pgqueue.errors import InvalidJob, UnknownTask
     from pgqueue.model.task import unregistered_job
 
     registered: set[str] | None = None if app is None and not force else set()
 
     def make(task: str, args: dict[str, Any], options: JobOptions) -> NewJob:
-        nonlocal registered
+        nonlocal registered, force
         definition = None if app is None else app.registry.get(task)
         if definition is not None:
             return definition.new_job((), args, options)
         if not force:
             if registered is None:
-                registered = set(admin.task_names(connection, schema))
-            if task not in registered:
+                try:
+                    registered = set(admin.task_names(connection, schema))
+                except errors.InsufficientPrivilege:
+                    output.say("this account may not read which tasks there are: the name is not checked")
+                    force = True
+            if registered is not None and task not in registered:
                 known = registered if app is None else {each.name for each in app.registry}
                 raise InvalidJob(f"{UnknownTask(task, known)} (with --force it is enqueued all the same)")
         return unregistered_job(task, args, options)

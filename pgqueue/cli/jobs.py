@@ -32,7 +32,7 @@ STATES = (*LIVE, "succeeded", "cancelled", "dead")
 SHOWN_CHARS = 200
 
 
-@click.group(short_help="List, show, cancel and retry jobs.")
+@click.group(short_help="List, show, explain, cancel and retry jobs.")
 def command() -> None:
     """Look at jobs, cancel them, let them run now.
 
@@ -40,6 +40,7 @@ def command() -> None:
     Example:
       pgqueue jobs list --state dead --queue mail
       pgqueue jobs show 42
+      pgqueue jobs why 42
     """
 
 
@@ -126,6 +127,40 @@ def show(job_id: int, as_json: bool, dsn: str | None, schema: str) -> None:
         output.document(job)
     else:
         print_details(job)
+
+
+@command.command()
+@click.argument("job_id", metavar="ID", type=JOB_ID)
+@json_option
+@database_options
+def why(job_id: int, as_json: bool, dsn: str | None, schema: str) -> None:
+    """Say why a job does not run, or what became of it, and what to do next.
+
+    Its first line is the decisive cause: a pause and who made it, a busy key and who holds it, a rate
+    limit, a breaker, no worker, a locked row, the error it died of. What would hold it up after that
+    follows. With --json each cause has a `code` that stays the same.
+
+    \b
+    Example:
+      pgqueue jobs why 42
+    """
+    from pgqueue import diagnosis
+
+    with open_database(dsn, schema) as connection:
+        answer = diagnosis.why(connection, job_id, schema)
+    if as_json:
+        output.document(answer)
+        return
+    first, *rest = answer.causes
+    said = first.sentence
+    # Of one that waits the state is worth a word; of another the sentence says it.
+    if answer.state in ("scheduled", "ready", "blocked") or not said.startswith("it "):
+        said = f"is {answer.state}: {said}"
+    click.echo(output.plain(f"job {answer.job_id} ({answer.task}) {said.removeprefix('it ')}"))
+    output.commands(first.next)
+    for cause in rest:
+        click.echo(f"\nalso: {output.plain(cause.sentence)}")
+        output.commands(cause.next)
 
 
 @command.command()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import re
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -113,7 +115,10 @@ def open_database(dsn: str | None, schema: str) -> Iterator[Connection[Any]]:
     from pgqueue.dsn import resolve
 
     resolved = resolve(dsn, os.environ, schema=schema)
-    with database.connect(resolved.dsn, application_name="pgqueue cli") as connection:
+    with (
+        database.connect(resolved.dsn, application_name="pgqueue cli") as connection,
+        database.acting(os.environ.get("PGQUEUE_ACTOR") or _who_we_are()),
+    ):
         try:
             yield connection
         except (
@@ -124,6 +129,15 @@ def open_database(dsn: str | None, schema: str) -> Iterator[Connection[Any]]:
         ):
             migrate.check(resolved.dsn, schema)
             raise
+
+
+def _who_we_are() -> str:
+    """Give the account and the machine; of `sudo` the person behind it."""
+    try:
+        account = os.environ.get("SUDO_USER") or getpass.getuser()
+    except (KeyError, OSError):  # an id that no account has, as containers give
+        account = f"uid {os.getuid()}"
+    return f"{account}@{socket.gethostname()}"
 
 
 def _checked_schema(context: click.Context, parameter: click.Parameter, value: str) -> str:

@@ -21,6 +21,33 @@ from uuid import UUID
 
 import click
 
+from pgqueue.model.spoken import ago, counted, duration, elapsed, headline, instant
+
+__all__ = [
+    "Cell",
+    "Column",
+    "ago",
+    "block",
+    "commands",
+    "counted",
+    "display_width",
+    "document",
+    "duration",
+    "elapsed",
+    "fields",
+    "heading",
+    "headline",
+    "instant",
+    "json_text",
+    "plain",
+    "pretty",
+    "progress",
+    "say",
+    "shorten",
+    "table",
+    "table_lines",
+]
+
 Cell = str | int | None
 GAP = "  "
 NARROWEST = 10
@@ -46,15 +73,23 @@ class Column:
 
 def table(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], *, empty: str) -> None:
     """Print an aligned table, or say `empty` on stderr; cut to the terminal only if there is one."""
+    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    if lines := table_lines(columns, rows, room):
+        click.echo("\n".join(lines))
+    else:
+        say(empty)
+
+
+def table_lines(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], room: int | None) -> list[str]:
+    """Give the lines of an aligned table with its head, none without rows; cut to the room, if given."""
     lines = [[plain(cell) for cell in row] for row in rows]
     if not lines:
-        say(empty)
-        return
+        return []
     lines.insert(0, [column.title.upper() for column in columns])
     widths = [max(map(display_width, cells)) for cells in zip(*lines, strict=True)]
-    if sys.stdout.isatty():
-        _shrink(widths, columns, shutil.get_terminal_size().columns)
-    click.echo("\n".join(_line(cells, columns, widths) for cells in lines))
+    if room is not None:
+        _shrink(widths, columns, room)
+    return [_line(cells, columns, widths) for cells in lines]
 
 
 def _shrink(widths: list[int], columns: Sequence[Column], room: int) -> None:
@@ -85,6 +120,12 @@ def heading(title: str) -> None:
     click.echo(f"\n{title}")
 
 
+def commands(lines: Iterable[str]) -> None:
+    """Print command lines that come next, ready to be copied."""
+    for line in lines:
+        click.echo(f"  {plain(line)}")
+
+
 def block(text: str, indent: str = "  ") -> None:
     """Print text of several lines, harmless and indented."""
     click.echo("\n".join((indent + plain(line)).rstrip() for line in text.splitlines()))
@@ -98,12 +139,6 @@ def plain(cell: Cell) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def headline(text: str) -> str:
-    """Give the line that says it: of a traceback the last one, of anything else the first."""
-    lines = text.strip().splitlines() or [""]
-    return lines[-1].strip() if lines[0].startswith("Traceback (") else lines[0]
 
 
 def display_width(text: str) -> int:
@@ -129,41 +164,6 @@ def _cells(character: str) -> int:
     if unicodedata.combining(character):
         return 0
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
-
-
-# Numbers and times.
-
-
-def duration(seconds: float) -> str:
-    """Give a length of time as a person says it: 3 s, 12 min, 5 h, 2 d."""
-    whole = round(abs(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    if round(whole / 60) < 60:
-        return f"{round(whole / 60)} min"
-    if round(whole / 3600) < 48:
-        return f"{round(whole / 3600)} h"
-    return f"{round(whole / 86400)} d"
-
-
-def elapsed(start: datetime, end: datetime) -> str:
-    return duration(max(0.0, (end - start).total_seconds()))
-
-
-def ago(at: datetime, now: datetime) -> str:
-    """Give where an instant lies from now: 12 min ago, in 5 min."""
-    seconds = (now - at).total_seconds()
-    return f"{duration(seconds)} ago" if seconds >= 0 else f"in {duration(seconds)}"
-
-
-def instant(at: datetime | None, now: datetime) -> str | None:
-    """Give an instant and where it lies from now: 2026-01-31 14:05:09 UTC (12 min ago)."""
-    return None if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC ({ago(at, now)})"
-
-
-def counted(number: int, noun: str) -> str:
-    """Give `1 job`, `2,000 jobs`."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 # JSON.

@@ -27,6 +27,15 @@ MAX_RUNNING = 2_147_483_647
 NAMES = click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=complete_queue)
 
 
+COLUMNS = (
+    output.Column("queue", may_shrink=True),
+    *(output.Column(name, is_number=True) for name in ("ready", "scheduled", "blocked", "running", "dead")),
+    output.Column("oldest", is_number=True),
+    output.Column("workers", is_number=True),
+    output.Column("note", may_shrink=True),
+)
+
+
 @click.group(short_help="See what waits where; pause, resume and limit queues.")
 def command() -> None:
     """See how much waits in each queue, and for how long; hold queues back.
@@ -60,17 +69,7 @@ def list_(as_json: bool, dsn: str | None, schema: str) -> None:
     if as_json:
         output.document(queues)
         return
-    columns = [
-        output.Column("queue", may_shrink=True),
-        *(
-            output.Column(name, is_number=True)
-            for name in ("ready", "scheduled", "blocked", "running", "dead")
-        ),
-        output.Column("oldest", is_number=True),
-        output.Column("workers", is_number=True),
-        output.Column("note", may_shrink=True),
-    ]
-    output.table(columns, [_row(queue) for queue in queues], empty="no queues")
+    output.table(COLUMNS, map(row, queues), empty="no queues")
 
 
 @command.command()
@@ -196,7 +195,8 @@ def _tell(what: str, queues: Sequence[str], as_json: bool) -> None:
         output.say("no queues")
 
 
-def _row(queue: QueueSummary) -> list[output.Cell]:
+def row(queue: QueueSummary) -> list[output.Cell]:
+    """Give the cells of COLUMNS."""
     counts = {
         "ready": queue.ready,
         "scheduled": queue.scheduled,

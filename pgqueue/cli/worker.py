@@ -106,7 +106,15 @@ _DEFAULTS = {
 @click.option(
     "--no-wakeups",
     is_flag=True,
-    help="Only poll, and hold no session: for a database behind a proxy that pools transactions.",
+    help="Only poll, and hold no session. Behind a proxy that pools transactions that is so without it, "
+    "unless --listen-dsn leads past the proxy.",
+)
+@click.option(
+    "--listen-dsn",
+    envvar="PGQUEUE_LISTEN_DSN",
+    show_envvar=True,
+    metavar="DSN",
+    help="The server behind the proxy, for the one session that wake-ups need.",
 )
 @click.option(
     "--retention-seconds",
@@ -131,6 +139,24 @@ _DEFAULTS = {
     "for a worker that knows it. 0 with --until-empty.",
 )
 @click.option(
+    "--metrics-port",
+    type=int,
+    metavar="PORT",
+    envvar="PGQUEUE_METRICS_PORT",
+    show_envvar=True,
+    help="Serve /metrics for Prometheus, and /healthz, /readyz and /startupz for probes, on this port; "
+    "0: on any that is free, which the log names.",
+)
+@click.option(
+    "--metrics-host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="ADDRESS",
+    envvar="PGQUEUE_METRICS_HOST",
+    show_envvar=True,
+    help="The address to serve them on; 0.0.0.0 or :: where others on the network may read them.",
+)
+@click.option(
     "--log-format",
     type=click.Choice(["key-value", "json"]),
     default="key-value",
@@ -144,6 +170,14 @@ _DEFAULTS = {
     show_default=True,
     envvar="PGQUEUE_LOG_LEVEL",
     help="debug says when a job starts, info when one ends.",
+)
+@click.option(
+    "--log-redact",
+    metavar="MODULE:FUNCTION",
+    envvar="PGQUEUE_LOG_REDACT",
+    show_envvar=True,
+    help="A function of yours through which every line of the log goes: it takes the fields as a dict, the "
+    "event among them, and gives those to write.",
 )
 @database_options
 def command(
@@ -160,11 +194,15 @@ def command(
     heartbeat_seconds: float | None,
     poll_seconds: float,
     no_wakeups: bool,
+    listen_dsn: str | None,
     retention_seconds: float,
     key_retention_seconds: float,
     unknown_task_grace_seconds: float,
+    metrics_port: int | None,
+    metrics_host: str,
     log_format: str,
     log_level: str,
+    log_redact: str | None,
     dsn: str | None,
     schema: str,
 ) -> int:
@@ -200,6 +238,9 @@ def command(
     from pgqueue.runtime.log import LogFormat, configure
     from pgqueue.runtime.worker import Worker
 
+    if log_redact:
+        # The children read it there.
+        os.environ["PGQUEUE_LOG_REDACT"] = log_redact
     settings = WorkerSettings(
         queues=tuple(QueueSlots.parse(text) for text in queues),
         concurrency=concurrency,
@@ -216,15 +257,19 @@ def command(
         listens=not no_wakeups,
         max_jobs_per_child=max_jobs_per_child,
         max_memory_mb=max_memory_mb,
+        metrics_port=metrics_port,
+        metrics_host=metrics_host,
     )
     launch = Launch(
         app=application_name(app),
         dsn=dsn,
         schema=schema,
         settings=settings,
-        environment=dict(os.environ),
+        # Locks that handlers take need a session, too.
+        environment={**os.environ, **({"PGQUEUE_LISTEN_DSN": listen_dsn} if listen_dsn else {})},
         log_format=cast("LogFormat", log_format),
         log_level=log_level,
+        listen_dsn=listen_dsn,
     )
     configure(launch.log_format, log_level)
 

@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from pgqueue.cli import output
 from pgqueue.cli.options import database_options, json_option, open_database
+
+if TYPE_CHECKING:
+    from pgqueue.admin import WorkerSummary
+
+COLUMNS = (
+    output.Column("id"),
+    output.Column("host", may_shrink=True),
+    output.Column("pid", is_number=True),
+    output.Column("version"),
+    output.Column("queues", may_shrink=True),
+    output.Column("running", is_number=True),
+    output.Column("slots", is_number=True),
+    output.Column("up", is_number=True),
+    output.Column("seen", is_number=True),
+    output.Column("note"),
+)
 
 
 @click.command(short_help="See which workers are there.")
@@ -28,31 +46,20 @@ def command(as_json: bool, dsn: str | None, schema: str) -> None:
     if as_json:
         output.document(workers)
         return
-    columns = [
-        output.Column("id"),
-        output.Column("host", may_shrink=True),
-        output.Column("pid", is_number=True),
-        output.Column("version"),
-        output.Column("queues", may_shrink=True),
-        output.Column("running", is_number=True),
-        output.Column("slots", is_number=True),
-        output.Column("up", is_number=True),
-        output.Column("seen", is_number=True),
-        output.Column("note"),
+    output.table(COLUMNS, map(row, workers), empty="no workers")
+
+
+def row(worker: WorkerSummary) -> list[output.Cell]:
+    """Give the cells of COLUMNS."""
+    return [
+        str(worker.id)[:8],
+        worker.host,
+        worker.pid,
+        worker.version,
+        ", ".join(worker.queues),
+        worker.running,
+        worker.slots,
+        output.elapsed(worker.started_at, worker.now),
+        output.ago(worker.seen_at, worker.now),
+        "silent" if worker.is_silent else "",
     ]
-    rows = [
-        [
-            str(worker.id)[:8],
-            worker.host,
-            worker.pid,
-            worker.version,
-            ", ".join(worker.queues),
-            worker.running,
-            worker.slots,
-            output.elapsed(worker.started_at, worker.now),
-            output.ago(worker.seen_at, worker.now),
-            "silent" if worker.is_silent else "",
-        ]
-        for worker in workers
-    ]
-    output.table(columns, rows, empty="no workers")

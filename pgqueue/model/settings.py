@@ -16,6 +16,8 @@ DEFAULT_POLL_SECONDS = 1.0
 DEFAULT_RETENTION_SECONDS = 7 * 86_400.0
 DEFAULT_KEY_RETENTION_SECONDS = 7 * 86_400.0
 DEFAULT_UNKNOWN_TASK_GRACE_SECONDS = 600.0
+# Nobody else's business unless somebody says so.
+DEFAULT_METRICS_HOST = "127.0.0.1"
 
 # Three tries to renew fit into a lease, with room for a slow answer.
 HEARTBEATS_PER_LEASE = 10 / 3
@@ -72,6 +74,9 @@ class WorkerSettings:
     listens: bool = True
     max_jobs_per_child: int | None = None
     max_memory_mb: int | None = None
+    # None: no port is opened. 0: any that is free.
+    metrics_port: int | None = None
+    metrics_host: str = DEFAULT_METRICS_HOST
 
     def __post_init__(self) -> None:
         _between("concurrency", self.concurrency, 1, 10_000)
@@ -83,6 +88,8 @@ class WorkerSettings:
         _between("retention-seconds", self.retention_seconds, 0, 3.2e9)
         _between("key-retention-seconds", self.key_retention_seconds, 0, 3.2e9)
         _between("unknown-task-grace-seconds", self.unknown_task_grace_seconds, 0, 3.2e7)
+        if self.metrics_port is not None:
+            _between("metrics-port", self.metrics_port, 0, 65_535)
         if self.heartbeat_seconds is not None and not 0 < self.heartbeat_seconds <= self.lease_seconds / 3:
             raise ConfigurationError(
                 f"heartbeat-seconds must be at most a third of the lease ({self.lease_seconds / 3:g} s), "

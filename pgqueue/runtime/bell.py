@@ -93,6 +93,8 @@ class Watch:
 class Bell(Link):
     """The listening session of a worker. Used by one task only."""
 
+    has_session = True
+
     def __init__(
         self,
         dsn: str,
@@ -111,6 +113,8 @@ class Bell(Link):
         self._wake = wake
         # How many workers there are for our queues, with ourselves.
         self.workers = 1
+        # How often a session was opened.
+        self.sessions = 0
         # Set while this session holds a place of maintenance; and while it holds that or stands by.
         self.place = asyncio.Event()
         self.reaps = asyncio.Event()
@@ -119,6 +123,7 @@ class Bell(Link):
     async def prepare(self, connection: AsyncConnection[Any]) -> None:
         """Listen first; whoever connects claims next. The other order would miss what came between."""
         self._forget()
+        self.sessions += 1
         channels = await arun(connection, presence.bell_channels(list(self.watches)), self._schema)
         connection.add_notify_handler(lambda notify: self._note_ring(notify.channel, notify.payload))
         self._by_channel = {channels[watch.queue]: watch for watch in self.watches.values()}
@@ -270,6 +275,8 @@ class Bell(Link):
 
 class NoBell(Bell):
     """For a worker that only polls: behind a proxy that pools transactions a session keeps nothing."""
+
+    has_session = False
 
     async def connect(self) -> Any:
         """There is no session."""

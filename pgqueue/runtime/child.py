@@ -17,11 +17,12 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, cast
 
+from pgqueue.database import passwords
 from pgqueue.errors import PgqueueError
 from pgqueue.runtime.application import ApplicationError, load_application
 from pgqueue.runtime.board import Board
 from pgqueue.runtime.execution import Ended, Engine
-from pgqueue.runtime.log import LogFormat, configure
+from pgqueue.runtime.log import LogFormat, configure, hide, identify
 from pgqueue.runtime.wire import Decoder, frame
 
 _PR_SET_PDEATHSIG = 1
@@ -39,6 +40,7 @@ class ChildArguments:
     parent: int
     log_format: LogFormat
     log_level: str
+    worker_id: str
 
     def to_text(self) -> str:
         return json.dumps(asdict(self))
@@ -77,6 +79,7 @@ class _Link(asyncio.Protocol):
                         engine.stop()
                 case "dsn" if message[1]:
                     os.environ["PGQUEUE_DSN"] = message[1]
+                    hide(*passwords(message[1]))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         # The parent is gone, and with it our leases: whatever runs here now, somebody else will run.
@@ -93,6 +96,7 @@ def main() -> None:
     _leave_signals_to_parent()
     for descriptor in (arguments.socket, arguments.board):
         os.set_inheritable(descriptor, False)
+    identify(arguments.worker_id)
     configure(arguments.log_format, arguments.log_level)
     channel = socket.socket(fileno=arguments.socket)
     try:

@@ -163,6 +163,7 @@ class ChildProcess(Child, asyncio.Protocol):
         environment: Mapping[str, str],
         log_format: LogFormat,
         log_level: str,
+        worker_id: str,
     ) -> None:
         super().__init__(number, slots, listener)
         self._decoder = Decoder()
@@ -178,6 +179,7 @@ class ChildProcess(Child, asyncio.Protocol):
             parent=os.getpid(),
             log_format=log_format,
             log_level=log_level,
+            worker_id=worker_id,
         )
         with theirs:
             try:

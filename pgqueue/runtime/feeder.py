@@ -175,6 +175,7 @@ class Feeder:
         cursor = self._cursors[queue]
         start = cursor.start(time.monotonic())
         statement = attempts.claim(queue, self._worker_id, asked, self._lease_seconds, start)
+        began_at = time.monotonic()
         try:
             rows = await self._link.run(statement)
         except DatabaseBusy as busy:
@@ -189,6 +190,7 @@ class Feeder:
         except asyncio.CancelledError:
             self._has_orphans = True
             raise
+        self._ledger.metrics.claimed(queue, rows, time.monotonic() - began_at)
         self._refused = ""
         self._put_off.discard(queue)
         cursor.finish(time.monotonic(), rows, asked)
@@ -199,6 +201,7 @@ class Feeder:
         released = await self._link.run(attempts.release_orphans(self._worker_id, held))
         self._has_orphans = False
         if released:
+            self._ledger.metrics.rescued["answer_lost"] += len(released)
             self._log.info("gave back jobs claimed in an answer that never came", jobs=len(released))
 
     async def _settle_down(self, empty: list[Watch]) -> float:

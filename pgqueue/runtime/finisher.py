@@ -13,7 +13,7 @@ from pgqueue.database import Error, errors, redact
 from pgqueue.model.outcome import Ending, Outcome
 from pgqueue.runtime.ledger import Held, Ledger
 from pgqueue.runtime.link import DatabaseBusy, DatabaseLost, Link
-from pgqueue.runtime.log import Log
+from pgqueue.runtime.log import Log, without_arguments
 from pgqueue.sql import Statement, attempts, breakers, once
 
 T = TypeVar("T")
@@ -269,7 +269,7 @@ class Finisher:
         await self._write_group(self._kind(item), [item])
 
     def _confirm(self, items: Batch, states: dict[int, str]) -> None:
-        counts = self._ledger.counts
+        counts, metrics = self._ledger.counts, self._ledger.metrics
         succeeded: Batch = []
         self._ledger.forget(*items)
         if self._ledger.is_backed_up:
@@ -286,6 +286,7 @@ class Finisher:
             if outcome.ending is Ending.SUCCEEDED or state == "settled":
                 succeeded.append(held)
                 continue
+            metrics.ended(held, state)
             if held.has_crashed or outcome.ending is Ending.CRASHED:
                 counts.crashed += 1
                 self._log.warning("job crashed", **_fields(held), state=state, reason=outcome.text)
@@ -305,12 +306,14 @@ class Finisher:
             if state in ("scheduled", "ready") and not held.breaker:
                 self._on_retry(outcome.seconds or 0.0)
         counts.succeeded += len(succeeded)
+        metrics.succeeded(succeeded)
         self._log.many(logging.INFO, "job succeeded", map(_success_fields, succeeded))
 
     def lost(self, held: Held, reason: str, ending: Ending | None = None) -> None:
         """Count and say that an attempt was not ours any more; nothing was written for it."""
         held.is_lost = True
         self._ledger.counts.lost += 1
+        self._ledger.metrics.lost(held)
         row = held.row
         self._log.warning(
             "claim lost", job_id=row.job_id, task=row.task, attempt=row.attempt, ending=ending, reason=reason
@@ -318,7 +321,7 @@ class Finisher:
 
     def _say_failed(self, item: Held, state: str) -> None:
         counts = self._ledger.counts
-        summary = (item.outcome.text or "").partition("\n")[0]
+        summary = without_arguments((item.outcome.text or "").partition("\n")[0], item.row.args)
         match state:
             case "dead":
                 counts.dead += 1

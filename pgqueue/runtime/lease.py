@@ -97,6 +97,7 @@ class LeaseKeeper:
             is_done = self._renew()
         except Exception as error:  # noqa: BLE001  were this thread to end, every job held would run twice
             self._idle_beats = 0  # look again at once
+            self._ledger.metrics.heartbeat_failures += 1
             if is_busy(error):
                 return False
             self._is_in_trouble = True

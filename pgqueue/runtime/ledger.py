@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pgqueue.model.outcome import PLAIN_SUCCESS, Outcome
 from pgqueue.runtime.children import Child
+from pgqueue.runtime.metrics import Metrics
 from pgqueue.sql.attempts import ClaimedRow
 
 if TYPE_CHECKING:
@@ -126,6 +127,7 @@ class Ledger:
     # Set by who does not claim because too many outcomes wait to be written; cleared when that has changed.
     is_backed_up: bool = False
     counts: Counts = field(default_factory=Counts)
+    metrics: Metrics = field(default_factory=Metrics)
     _last_serial: int = 0
     _by_job: dict[int, Held] = field(default_factory=dict)
 

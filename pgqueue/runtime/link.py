@@ -75,6 +75,8 @@ class Outage:
         self._ended_at = -math.inf
         self._alarms: dict[str, asyncio.TimerHandle] = {}
         self._news = asyncio.Event()
+        # Connections lost and statements the server was unable to do, since the start.
+        self.errors = 0
         # Since when a connection was silent that then broke: one not heard from since will hardly be better.
         self.silent_since = -math.inf
 
@@ -83,11 +85,13 @@ class Outage:
 
         If that was before the last outage ended, it only learns now of what is over.
         """
+        self.errors += 1
         if self._down or heard_at >= self._ended_at:
             self._add(link, "database lost, reconnecting", error)
 
     def hampers(self, statement: str, error: BaseException) -> None:
         """Take note that the server is unable to do a statement, until it does it."""
+        self.errors += 1
         self._add(statement, "database in trouble, trying again", error)
         self._forget(statement)
         self._alarms[statement] = asyncio.get_running_loop().call_later(_FORGET_SECONDS, self.ends, statement)

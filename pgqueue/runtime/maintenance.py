@@ -13,12 +13,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from pgqueue import __version__
-from pgqueue.database import Error, redact
+from pgqueue.database import Error, errors, redact
 from pgqueue.runtime.bell import Bell
 from pgqueue.runtime.ledger import Ledger
 from pgqueue.runtime.link import DatabaseBusy, DatabaseLost, Link, Outage
 from pgqueue.runtime.log import Log
-from pgqueue.sql import attempts, limits, once, presence
+from pgqueue.sql import attempts, audit, limits, once, presence
 
 _PROMOTE_SECONDS = 1.0
 # Jobs that come due one by one are promoted together.
@@ -37,6 +37,8 @@ _PARTITION_SECONDS = 3600.0
 _PARTITION_DAYS = 7
 _PRUNE_SECONDS = 600.0
 _PRUNE_PAUSE_SECONDS = 0.2
+# What was done to the queue is told for so long.
+_AUDIT_SECONDS = 90 * 86_400.0
 
 # A pass that a held snapshot makes slow may take a tenth of the time, no more. But one pass that had to
 # wait, for a lock on the table say, must not put everybody off for long.
@@ -55,7 +57,7 @@ class Maintenance:
         self,
         *,
         link: Link,
-        history: Link,
+        history: Link | None,
         ledger: Ledger,
         outage: Outage,
         worker_id: str,
@@ -71,7 +73,8 @@ class Maintenance:
     ) -> None:
         self._link = link
         self._bell = bell
-        # A connection opened for an hourly chore, and closed after it: dropping partitions waits for readers.
+        # A session opened for an hourly chore, and closed after it: dropping partitions waits for readers.
+        # None: there are no sessions to be had.
         self._history = history
         self._ledger = ledger
         self._outage = outage
@@ -219,6 +222,7 @@ class Maintenance:
         self._looked_at, self._watched_on = now, self._link.connection
         if taken and not self._bell.is_maintainer:
             self.expect_due(_TAKEN_BACK_SECONDS)
+        self._ledger.metrics.reaped(taken)
         for row in taken:
             self._log.warning(
                 "job taken back",
@@ -230,7 +234,7 @@ class Maintenance:
             )
 
     async def _see(self) -> None:
-        self._bell.workers = await self._link.run(
+        self._bell.workers, now = await self._link.run(
             presence.see_worker(
                 self._worker_id,
                 socket.gethostname(),
@@ -240,6 +244,7 @@ class Maintenance:
                 self._slots,
             )
         )
+        self._ledger.metrics.heard_clock(now)
 
     async def _register_tasks(self) -> None:
         await self._link.run(presence.register_tasks(self._definitions()))
@@ -248,15 +253,17 @@ class Maintenance:
         woken, after = await self._link.run(attempts.sweep(self._sweep_after))
         self._sweep_after = after or ""
         if woken:
+            self._ledger.metrics.rescued["overlooked"] += woken
             self._log.warning("woke blocked jobs that nobody else had", jobs=woken)
         await self._link.run(limits.mend())
 
     async def _prune_keys(self) -> None:
-        """Forget old idempotency keys, a batch at a time so that nobody waits for us."""
-        pruned = 1
-        while pruned:
-            pruned = await self._link.run(once.prune(self._key_retention_seconds))
-            await asyncio.sleep(_PRUNE_PAUSE_SECONDS)
+        """Forget old idempotency keys, a batch at a time so that nobody waits, and what was done long ago."""
+        for old in (once.prune(self._key_retention_seconds), audit.prune(_AUDIT_SECONDS)):
+            pruned = 1
+            while pruned:
+                pruned = await self._link.run(old)
+                await asyncio.sleep(_PRUNE_PAUSE_SECONDS)
 
     async def _keep_history(self) -> None:
         # Make before you drop: a look for a missing day is remembered by the session.
@@ -264,12 +271,25 @@ class Maintenance:
         expired = await self._link.run(presence.expired_partitions(self._retention_seconds))
         if not expired:
             return
+        if self._history is None:
+            for partition in expired:
+                await self._drop_at_once(partition.name)
+            return
         try:
             if not await self._history.run(presence.take_partition_duty()):
                 return
             for partition in await self._history.run(presence.expired_partitions(self._retention_seconds)):
-                for statement in presence.drop_partition(partition):
-                    await self._history.run(statement)
+                try:
+                    for statement in presence.drop_partition(partition):
+                        await self._history.run(statement)
+                except errors.InsufficientPrivilege:
+                    # Our role does not own the tables.
+                    await self._drop_at_once(partition.name)
+                    continue
                 self._log.info("history dropped", partition=partition.name)
         finally:
             await self._history.close()
+
+    async def _drop_at_once(self, partition: str) -> None:
+        if await self._link.run(presence.drop_expired_partition(partition, self._retention_seconds)):
+            self._log.info("history dropped", partition=partition)

@@ -137,6 +137,7 @@ class Nursery:
                 environment=environment,
                 log_format=launch.log_format,
                 log_level=launch.log_level,
+                worker_id=launch.worker_id,
             )
             await process.connect()
             child = process
@@ -151,6 +152,10 @@ class Nursery:
             slots // self._count + ((number - pool) % self._count < slots % self._count)
             for pool, (slots, _) in enumerate(self._settings.pools())
         ]
+
+    def count_up(self) -> int:
+        """Count the children that take work; any thread may ask."""
+        return sum(child.is_ready for child in list(self._children))
 
     # What children say.
 
@@ -395,6 +400,7 @@ class Nursery:
                 self._infirmary.child = None
             elif child.number == self._count and not child.is_retired:  # let go, because nobody needed it
                 return
+            self._ledger.metrics.child_died(jobs=len(ended))
             self._log.error("child died", child=child.number, pid=child.pid, reason=reason, jobs=len(ended))
         self._wake.set()
 

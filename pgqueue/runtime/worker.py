@@ -11,11 +11,20 @@ import math
 import signal
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
 from pgqueue import __version__, migrate
-from pgqueue.database import Error, implementation, redact
+from pgqueue.database import (
+    Error,
+    describe,
+    implementation,
+    normalise,
+    passwords,
+    pools_transactions,
+    redact,
+)
 from pgqueue.dsn import resolve
 from pgqueue.errors import ConfigurationError
 from pgqueue.model.outcome import RELEASED
@@ -27,8 +36,9 @@ from pgqueue.runtime.launch import Launch
 from pgqueue.runtime.lease import LeaseKeeper, Verdicts
 from pgqueue.runtime.ledger import Held, Ledger, Pool
 from pgqueue.runtime.link import DatabaseLost, Link, Outage
-from pgqueue.runtime.log import Log
+from pgqueue.runtime.log import Log, hide, identify
 from pgqueue.runtime.maintenance import Maintenance
+from pgqueue.runtime.monitor import Monitor
 from pgqueue.runtime.notify import Notifier
 from pgqueue.runtime.nursery import Nursery
 from pgqueue.runtime.scheduler import Scheduler
@@ -49,9 +59,13 @@ class Worker:
     """One worker. `run` ends with an exit code."""
 
     def __init__(self, launch: Launch) -> None:
+        self._id = str(uuid4())
+        # Every line of the log says whose it is, those of the children, too.
+        identify(self._id)
+        hide(*passwords(launch.dsn or ""), *passwords(launch.listen_dsn or ""))
+        launch = replace(launch, worker_id=self._id)
         self._launch = launch
         self._settings = launch.settings
-        self._id = str(uuid4())
         self._log = Log("pgqueue.worker", worker=self._id[:8])
         self._is_draining = False
         self._must_end_now = False
@@ -64,6 +78,14 @@ class Worker:
         self._ledger = Ledger([])
         self._notifier = Notifier(launch.environment)
         self._nursery = Nursery(launch, self._ledger, self._wake, self._log)
+        self._monitor = Monitor(
+            self._settings,
+            self._ledger,
+            self._outage,
+            self._log,
+            count_children=self._nursery.count_up,
+            is_draining=lambda: self._is_draining,
+        )
 
     async def run(self) -> int:
         """Work until told to stop, or until the queues are empty if that was asked for."""
@@ -75,10 +97,12 @@ class Worker:
         ):
             loop.add_signal_handler(number, handler)
         try:
+            self._monitor.open()
             hello = await self._nursery.start(self._ending)
             return DONE if hello is None else await self._work(hello)
         finally:
             self._nursery.close()
+            await self._monitor.close()
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
                 # It is all given back: a signal that comes now must not turn a clean end into a kill.
                 loop.remove_signal_handler(number)
@@ -149,14 +173,20 @@ class Worker:
             Pool(slots, queues, number)
             for number, (slots, queues) in enumerate(settings.pools(default_queues))
         ]
+        self._ledger.metrics.know((task["name"] for task in hello["tasks"]), self._ledger.queues)
         dsn = resolved.dsn
         claim = Link(dsn, schema, "claim", self._outage, {"synchronous_commit": "off"})
         finish = Link(dsn, schema, "finish", self._outage, {"lock_timeout": "1s"})
-        history = Link(
-            dsn, schema, "history", self._outage, {"statement_timeout": "0"}, patience_seconds=3600
+        sessions = await asyncio.to_thread(self._find_sessions, dsn)
+        history = None
+        if sessions is not None:
+            history = Link(
+                sessions, schema, "history", self._outage, {"statement_timeout": "0"}, patience_seconds=3600
+            )
+        make_bell = Bell if settings.listens and sessions is not None else NoBell
+        bell = make_bell(
+            sessions or dsn, schema, self._outage, self._ledger.queues, self._wake, settings.poll_seconds
         )
-        make_bell = Bell if settings.listens else NoBell
-        bell = make_bell(dsn, schema, self._outage, self._ledger.queues, self._wake, settings.poll_seconds)
         self._finisher = Finisher(
             link=finish,
             ledger=self._ledger,
@@ -221,6 +251,7 @@ class Worker:
         await self._nursery.fill(dsn, self._finisher, breakers)
         since = await self._first_contact(finish, maintenance, breakers)
         lease.start()
+        self._monitor.watch(dsn, schema, bell)
         tasks = {
             asyncio.create_task(feeder.run(), name="feeder"),
             asyncio.create_task(self._finisher.run(), name="finisher"),
@@ -282,6 +313,31 @@ class Worker:
             return FAILED
         return DEAD_JOBS if dead else DONE
 
+    def _find_sessions(self, dsn: str) -> str | None:
+        """Give the DSN for what needs a session of its own; None: there is none to be had.
+
+        Raises:
+            ConfigurationError: the DSN given for it leads to a proxy as well.
+        """
+        if given := self._launch.listen_dsn:
+            given = normalise(given)
+            if pools_transactions(given):
+                raise ConfigurationError(
+                    f"--listen-dsn leads to {describe(given)}, which pools transactions like the proxy it is "
+                    "to lead past; give it the server itself, or --no-wakeups"
+                )
+            return given
+        if not pools_transactions(dsn):
+            return dsn
+        if self._settings.listens:
+            self._log.info(
+                "a proxy that pools transactions: no wake-ups, polling",
+                database=describe(dsn),
+                poll_seconds=self._settings.poll_seconds,
+                hint="--listen-dsn gives wake-ups; PGQUEUE_POOLER=session says that it pools sessions",
+            )
+        return None
+
     async def _first_contact(self, link: Link, maintenance: Maintenance, breakers: Breakers) -> str:
         """Reach the database for the first time; gives its clock's time.
 
@@ -312,7 +368,9 @@ class Worker:
 
     def _say_if_broken(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()):
-            self._log.error("a part of the worker failed", part=task.get_name(), error=redact(repr(error)))
+            # The first line: in the others the driver may quote whole rows.
+            summary = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            self._log.error("a part of the worker failed", part=task.get_name(), error=redact(summary))
 
     def _expect_back(self, maintenance: Maintenance, seconds: float) -> None:
         """Take note that a job of ours comes due so soon, after a failure or a snooze."""

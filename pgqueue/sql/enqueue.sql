@@ -24,24 +24,24 @@ FROM {{schema}}.enqueue_one(
 
 -- name: insert
 -- Add one job that nothing is left to say about: no function, no trigger has anything to do.
-INSERT INTO {{schema}}.jobs (
-    task, args, queue, priority, max_attempts, timeout_seconds, concurrency_limit, is_unique_until_start, state,
+INSERT INTO {{schema}}.new_jobs (
+    task, args, queue, priority, max_attempts, timeout_seconds, concurrency_limit, is_unique_until_start,
     concurrency_key, idempotency_key, headers
 )
 VALUES (
     %(task)s::text, %(args)s::jsonb, %(queue)s::text, %(priority)s::smallint, %(max_attempts)s::integer,
-    %(timeout_seconds)s::real, %(concurrency_limit)s::smallint, false, 'ready', %(concurrency_key)s::text,
+    %(timeout_seconds)s::real, %(concurrency_limit)s::smallint, false, %(concurrency_key)s::text,
     %(idempotency_key)s::text, %(headers)s::jsonb
 )
 RETURNING id;
 
 -- name: insert_alike
 -- Add such jobs that differ only in their arguments; the ids come in the order of the array, in which it is read.
-INSERT INTO {{schema}}.jobs (
-    task, args, queue, priority, max_attempts, timeout_seconds, concurrency_limit, is_unique_until_start, state
+INSERT INTO {{schema}}.new_jobs (
+    task, args, queue, priority, max_attempts, timeout_seconds, concurrency_limit, is_unique_until_start
 )
 SELECT %(task)s::text, given.args, %(queue)s::text, %(priority)s::smallint, %(max_attempts)s::integer,
-    %(timeout_seconds)s::real, %(concurrency_limit)s::smallint, false, 'ready'
+    %(timeout_seconds)s::real, %(concurrency_limit)s::smallint, false
 FROM jsonb_array_elements(%(args)s::jsonb) AS given (args)
 RETURNING id;
 

@@ -184,6 +184,33 @@ class WorkerSummary:
     is_silent: bool
 
 
+@dataclass(frozen=True, slots=True)
+class RunningJob:
+    """A job at work, and where."""
+
+    id: int
+    queue: str
+    task: str
+    attempt: int
+    max_attempts: int
+    started_at: datetime
+    deadline_at: datetime | None
+    lease_expires_at: datetime
+    cancel_requested_at: datetime | None
+    worker_host: str | None
+    worker_pid: int | None
+    seen_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """How many jobs came and went since the server counts."""
+
+    came: int
+    went: int
+    at: datetime
+
+
 def list_jobs(
     states: Sequence[str],
     *,
@@ -252,6 +279,14 @@ def list_queues(cap: int = COUNT_CAP) -> Statement[list[QueueSummary]]:
 def list_workers(limit: int = 1000) -> Statement[list[WorkerSummary]]:
     params = {"limit": limit, "silent_seconds": SILENT_SECONDS}
     return Statement(_SQL["list_workers"], params, lambda rows: [WorkerSummary(*row) for row in rows])
+
+
+def list_running(limit: int) -> Statement[list[RunningJob]]:
+    return Statement(_SQL["list_running"], {"limit": limit}, lambda rows: [RunningJob(*row) for row in rows])
+
+
+def flow() -> Statement[Flow]:
+    return Statement(_SQL["flow"], {}, lambda rows: Flow(*rows[0]))
 
 
 def task_names() -> Statement[list[str]]:

@@ -530,6 +530,33 @@ LEFT JOIN (
 ORDER BY worker.seen_at DESC, worker.id
 LIMIT %(limit)s::integer;
 
+-- name: list_running
+-- What runs, the longest first, and where.
+SELECT
+    job.id,
+    job.queue,
+    job.task,
+    job.attempt,
+    job.max_attempts,
+    job.started_at,
+    job.deadline_at,
+    job.heartbeat_at + make_interval(secs => job.lease_seconds),
+    job.cancel_requested_at,
+    worker.host,
+    worker.pid,
+    clock_timestamp()
+FROM {{schema}}.jobs AS job
+LEFT JOIN {{schema}}.workers AS worker ON worker.id = job.worker_id
+WHERE job.state = 'running'
+ORDER BY job.started_at, job.id
+LIMIT %(limit)s::integer;
+
+-- name: flow
+-- How many jobs have come and gone since the server counts, as far as its sessions have told; and the time.
+SELECT coalesce(statistics.n_tup_ins, 0), coalesce(statistics.n_tup_del, 0), clock_timestamp()
+FROM (SELECT) AS one
+LEFT JOIN pg_stat_all_tables AS statistics ON statistics.relid = '{{schema}}.jobs'::regclass;
+
 -- name: task_names
 -- The registered tasks; the command line completes them and names the one that was meant.
 SELECT task.name

@@ -47,7 +47,8 @@ WITH alone AS MATERIALIZED (
       ))
     RETURNING processed.status
 )
-SELECT gone.status FROM gone;
+SELECT gone.status, {{schema}}.audit('processed.forget', %(key)s::text, NULL, jsonb_build_object('status', gone.status))
+FROM gone;
 
 -- name: prune
 -- Forget some of the keys that are older than that.

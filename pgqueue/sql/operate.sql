@@ -33,10 +33,12 @@ woken AS (
     RETURNING job.id, job.queue
 ),
 rung AS (
-    SELECT count(*) AS rings, {{schema}}.ring(array_agg(DISTINCT woken.queue)) AS ring
+    SELECT
+        {{schema}}.ring(array_agg(DISTINCT woken.queue)) AS ring,
+        {{schema}}.audit_jobs('jobs.retry', array_agg(woken.id)) AS entry
     FROM woken
 )
-SELECT woken.id, rung.ring
+SELECT woken.id, rung.ring, rung.entry
 FROM woken
 CROSS JOIN rung;
 
@@ -55,11 +57,20 @@ WITH held AS MATERIALIZED (
     ORDER BY job.id
     LIMIT cardinality(%(job_ids)s::bigint[])
     FOR UPDATE SKIP LOCKED
+),
+gone AS (
+    DELETE FROM {{schema}}.dead_jobs AS job
+    USING held
+    WHERE job.id = held.id
+    RETURNING job.id
+),
+written AS (
+    SELECT {{schema}}.audit_jobs('jobs.purge', array_agg(gone.id)) AS entry
+    FROM gone
 )
-DELETE FROM {{schema}}.dead_jobs AS job
-USING held
-WHERE job.id = held.id
-RETURNING job.id;
+SELECT gone.id, written.entry
+FROM gone
+CROSS JOIN written;
 
 -- name: pause_queues
 -- Start nothing more in these queues, or in all that are known, for so long or until then; gives their names.

@@ -25,7 +25,8 @@ def register_tasks(definitions: Sequence[Mapping[str, Any]]) -> Statement[None]:
 
 def see_worker(
     worker_id: str, host: str, pid: int, version: str, queues: Sequence[str], slots: int
-) -> Statement[int]:
+) -> Statement[tuple[int, float]]:
+    """Say that a worker is there; gives how many serve its queues, and the database's time in seconds."""
     return Statement(
         _TEXT["see_worker"],
         {
@@ -36,7 +37,7 @@ def see_worker(
             "queues": list(queues),
             "slots": slots,
         },
-        first_value,
+        lambda found: (found[0][0], found[0][1]),
     )
 
 
@@ -112,3 +113,9 @@ def drop_partition(partition: ExpiredPartition) -> list[Statement[None]]:
         statements.append(f"ALTER TABLE {{{{schema}}}}.finished_jobs DETACH PARTITION {table} CONCURRENTLY")
     statements.append(f"DROP TABLE IF EXISTS {table}")
     return [Statement(text, {}, nothing) for text in statements]
+
+
+def drop_expired_partition(name: str, retention_seconds: float) -> Statement[bool]:
+    return Statement(
+        _TEXT["drop_expired_partition"], {"name": name, "retention_seconds": retention_seconds}, first_value
+    )

@@ -5,7 +5,8 @@
 SELECT {{schema}}.register_tasks(%(definitions)s::jsonb);
 
 -- name: see_worker
--- Say that this worker is there, and count those that were there lately on a queue of its own, itself included.
+-- Say that this worker is there, and count those that were there lately on a queue of its own, itself included; and the
+-- database's time.
 WITH seen AS (
     INSERT INTO {{schema}}.workers AS worker (id, host, pid, version, queues, slots)
     VALUES (
@@ -14,7 +15,7 @@ WITH seen AS (
     )
     ON CONFLICT (id) DO UPDATE SET seen_at = clock_timestamp()
 )
-SELECT 1 + count(*)
+SELECT 1 + count(*), extract(epoch FROM clock_timestamp())::double precision
 FROM {{schema}}.workers AS other
 WHERE other.id <> %(worker_id)s::uuid
   AND other.seen_at > clock_timestamp() - interval '30 seconds'
@@ -69,3 +70,7 @@ FROM {{schema}}.expired_partitions(make_interval(secs => %(retention_seconds)s::
 -- name: take_partition_duty
 -- Of all workers one drops partitions at a time.
 SELECT pg_try_advisory_lock(hashtextextended('{{schema}}.partitions', 1));
+
+-- name: drop_expired_partition
+-- Drop a partition without owning the tables and without a session of our own.
+SELECT {{schema}}.drop_partition(%(name)s::text, make_interval(secs => %(retention_seconds)s::double precision));

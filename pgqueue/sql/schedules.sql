@@ -134,6 +134,12 @@ RETURNING schedule.name;
 
 -- name: run_now
 -- Add the job of an entry beside its ticks; gives the job's id.
-SELECT {{schema}}.enqueue_tick(schedule, clock_timestamp())
-FROM {{schema}}.schedules AS schedule
-WHERE schedule.name = %(name)s::text;
+WITH added AS MATERIALIZED (
+    SELECT schedule.name, {{schema}}.enqueue_tick(schedule, clock_timestamp()) AS job_id
+    FROM {{schema}}.schedules AS schedule
+    WHERE schedule.name = %(name)s::text
+)
+SELECT
+    added.job_id,
+    {{schema}}.audit('schedule.run', added.name, NULL, jsonb_build_object('job_ids', jsonb_build_array(added.job_id)))
+FROM added;

@@ -55,6 +55,11 @@ TINY = {
         {"seconds_alone", "seconds_behind_crowd", "seconds_to_park", "ratio"},
     ),
     "recovery": (("--lease-seconds", "1"), 2, {"case", "seconds", "lease_seconds"}),
+    "scrape": (
+        ("--jobs", "200", "--queues", "5", "--tasks", "6", "--restarts", "2", "--reads", "2"),
+        2,
+        {"case", "scrape_ms", "series", "database_cpu_ms", "database_wall_ms"},
+    ),
 }
 
 

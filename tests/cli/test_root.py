@@ -322,7 +322,7 @@ def test_commands_queues_and_tasks_are_completed(fast_dsn):
             "INSERT INTO pgqueue.tasks (name, queue) VALUES ('send_mail', 'mail'), ('resize', 'media')"
         )
 
-    assert complete("pgqueue d", fast_dsn) == ["demo", "dlq", "db"]
+    assert complete("pgqueue d", fast_dsn) == ["demo", "dlq", "db", "doctor"]
     assert complete("pgqueue jobs list --queue ma", fast_dsn) == ["mail"]
     assert complete("pgqueue dlq list --task re", fast_dsn) == ["resize"]
     assert complete("pgqueue enqueue se", fast_dsn) == ["send_mail"]

@@ -18,6 +18,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, help="how long the faults go on; default: the size's")
     parser.add_argument("--size", choices=sorted(campaign.SIZES), default="smoke")
     parser.add_argument("--fault", metavar="NAME", action="append", help="only this large fault, or these")
+    parser.add_argument(
+        "--alerts", action="store_true", help="scraped by a Prometheus, and then each alert in its own time"
+    )
     parser.add_argument("--steps", action="store_true", help="the step table instead")
     parser.add_argument("--mutants", action="store_true", help="every mutant instead: each has to be caught")
     parser.add_argument(
@@ -63,8 +66,13 @@ def _run(arena: Arena, options: argparse.Namespace) -> bool:
         from tests.faults import trial
 
         return trial.run(arena, options.mutant, say, is_quick=options.quick)
+    kind = campaign.Campaign
+    if options.alerts:
+        from tests.faults.alerts import WatchedCampaign
+
+        kind = WatchedCampaign
     only = options.fault or ()
-    return campaign.run(arena, options.size, options.seconds, options.seed, say, only=only)
+    return campaign.run(arena, options.size, options.seconds, options.seed, say, only=only, kind=kind)
 
 
 if __name__ == "__main__":

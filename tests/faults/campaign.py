@@ -376,6 +376,7 @@ def run(
     say: Callable[[str], None],
     *,
     only: Collection[str] = (),
+    kind: type[Campaign] = Campaign,
 ) -> bool:
     """Run one campaign, say what came of it, and whether everything held."""
     size = SIZES[size_name]
@@ -386,7 +387,7 @@ def run(
         f"{size.workers} workers of {size.processes} children, {size.producers} producers, "
         f"lease {LEASE_SECONDS:g} s, psycopg {psycopg.__version__}, Python {sys.version.partition(' ')[0]}"
     )
-    campaign = Campaign(arena, size, seed, only)
+    campaign = kind(arena, size, seed, only)
     verdicts = campaign.run(seconds)
     for line in (*campaign.summary(verdicts), *(verdict.line() for verdict in verdicts)):
         say(line)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from pgqueue import embedded
 from pgqueue.migrate import upgrade
-from tests.outages.support import ROLE, SETTINGS, Crew, Node, copy_of
+from tests.outages.support import ROLE, SETTINGS, Crew, Node, copy_of, make_standby
 from tests.support import open_folder
 
 NewNode = Callable[..., Node]
@@ -43,10 +42,7 @@ def new_node(seed: Path) -> Iterator[NewNode]:
         ) -> Node:
             data = copy_of(seed, folder or stack.enter_context(open_folder()))
             if is_standby:
-                signal = data / "standby.signal"
-                signal.touch()
-                if os.geteuid() == 0:
-                    os.chown(signal, data.stat().st_uid, data.stat().st_gid)
+                make_standby(data.parent)
             made = Node(data.parent, settings)
             stack.callback(made.close)
             return made

@@ -113,6 +113,15 @@ def copy_of(seed: Path, folder: Path) -> Path:
     return folder / data.name
 
 
+def make_standby(folder: Path) -> None:
+    """Let the stopped server of this folder be a standby from its next start on."""
+    (data,) = (each for each in folder.glob("pg??") if each.is_dir())
+    signal_file = data / "standby.signal"
+    signal_file.touch()
+    if os.geteuid() == 0:
+        os.chown(signal_file, data.stat().st_uid, data.stat().st_gid)
+
+
 def either(*nodes: Node) -> str:
     """Give a DSN that leads to the one of these servers that takes writes."""
     parts = [conninfo_to_dict(node.app_dsn) for node in nodes]

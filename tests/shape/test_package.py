@@ -147,6 +147,8 @@ SQL = re.compile(
 WITH_SQL = {
     "client.py": "begins the caller's transaction, so that ours becomes a savepoint in it",
     "database.py": "sets a session up before any statement can be run on it",
+    "diagnosis/schema.py": "says to a person which statement mends a fault",
+    "diagnosis/server.py": "says to a person which statement mends a fault",
     "embedded/cluster.py": "makes the database, on a server that has none yet",
     "migrate.py": "makes the schema that statements are about",
 }

@@ -1,3 +1,3 @@
-from tests.sql.support import open_session, session
+from tests.sql.support import open_session, pooler, session
 
-__all__ = ["open_session", "session"]
+__all__ = ["open_session", "pooler", "session"]

@@ -12,6 +12,8 @@ import psycopg
 import pytest
 from psycopg.rows import namedtuple_row
 
+from tests.pooler import Pooler, start_pooler
+
 WORKER = uuid.UUID("00000000-0000-4000-8000-000000000001")
 
 
@@ -118,12 +120,24 @@ class Session:
 OpenSession = Callable[..., Session]
 
 
+@pytest.fixture(scope="session")
+def pooler(pytestconfig: pytest.Config, postgres: Any) -> Iterator[Pooler | None]:
+    """With --pgbouncer, the way to the server."""
+    if not pytestconfig.getoption("--pgbouncer"):
+        yield None
+        return
+    with start_pooler(postgres.dsn) as started:
+        yield started
+
+
 @pytest.fixture
-def open_session(fast_dsn: str) -> Iterator[OpenSession]:
+def open_session(fast_dsn: str, pooler: Pooler | None) -> Iterator[OpenSession]:
     """Open sessions on the test's database; they are closed with the test."""
     with ExitStack() as stack:
 
         def open_one(dsn: str = fast_dsn, **options: Any) -> Session:
+            if pooler is not None:
+                dsn, options = pooler.lead(dsn), {**options, "prepare_threshold": None}
             connection = psycopg.connect(dsn, row_factory=namedtuple_row, **{"autocommit": True, **options})
             stack.callback(connection.close)
             return Session(connection)

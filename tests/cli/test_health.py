@@ -1,0 +1,131 @@
+"""`pgqueue health`: a probe for whoever starts processes."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from pgqueue.runtime.health import Health
+from pgqueue.runtime.http import Answer, Server, pages
+
+UNREACHABLE = "postgresql://nobody@127.0.0.1:1/none"
+
+
+@pytest.fixture
+def pulse() -> Health:
+    return Health()
+
+
+@pytest.fixture
+def port(pulse: Health) -> Iterator[int]:
+    server = Server("127.0.0.1", 0, pages(lambda: b"", pulse))
+    yield server.port
+    server.close()
+
+
+def test_a_queue_without_trouble_is_ready(pgqueue, queue):
+    queue.see_worker(["default"])
+    queue.enqueue()
+
+    ended = pgqueue("health")
+
+    assert (ended.code, ended.out, ended.err) == (0, "the queue is ready\n", "")
+
+
+def test_a_queue_that_nobody_serves_is_named(pgqueue, queue):
+    queue.see_worker(["mail"])
+    queue.enqueue(queue="lonely")
+    queue.enqueue(queue="paused")
+    pgqueue("queues", "pause", "paused")
+
+    told, listed = pgqueue("health"), pgqueue("health", "--json")
+
+    assert (told.code, told.out) == (3, "")
+    assert told.err == "pgqueue: the queue is not ready: queue lonely has jobs to run and no live worker\n"
+    assert listed.json == {
+        "status": "unready",
+        "reasons": ["queue lonely has jobs to run and no live worker"],
+    }
+
+
+def test_a_database_that_is_away_is_75(pgqueue):
+    ended = pgqueue("health", "--dsn", UNREACHABLE)
+
+    assert (ended.code, ended.out) == (75, "")
+    assert ended.err.startswith("pgqueue: cannot connect to 127.0.0.1:1/none: ")
+
+
+def test_a_schema_that_is_not_there_is_a_reason(pgqueue):
+    ended = pgqueue("health", "--schema", "elsewhere")
+
+    assert ended.code == 3
+    assert "pgqueue migrate" in ended.err
+
+
+def test_a_process_is_asked_by_its_port(pgqueue, pulse, port):
+    assert pgqueue("health", "--port", port).out == f"127.0.0.1:{port} is ready\n"
+    pulse.hindrances.append(lambda: ["the database is away"])
+
+    unready, alive = pgqueue("health", "--port", port), pgqueue("health", "--port", port, "--live")
+
+    assert (unready.code, unready.err) == (
+        3,
+        f"pgqueue: 127.0.0.1:{port} is not ready: the database is away\n",
+    )
+    assert (alive.code, alive.out) == (0, f"127.0.0.1:{port} is alive\n")
+
+
+def test_the_port_may_stand_in_the_environment(pgqueue, port, monkeypatch):
+    monkeypatch.setenv("PGQUEUE_METRICS_PORT", str(port))
+
+    assert pgqueue("health").out == f"127.0.0.1:{port} is ready\n"
+
+
+def test_asking_a_process_needs_no_database(pgqueue, port):
+    assert pgqueue("health", "--port", port, "--dsn", UNREACHABLE).code == 0
+
+
+def test_nobody_at_the_port_is_a_reason(pgqueue):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+
+        ended = pgqueue("health", "--port", port, "--live")
+
+    assert (ended.code, ended.err) == (
+        3,
+        f"pgqueue: 127.0.0.1:{port} is not alive: connection refused\n",
+    )
+
+
+def test_somebody_who_does_not_answer_is_a_reason(pgqueue):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+
+        ended = pgqueue("health", "--port", port, "--timeout-seconds", "0.2")
+
+    assert (ended.code, ended.err) == (
+        3,
+        f"pgqueue: 127.0.0.1:{port} is not ready: no answer within 0.2 s\n",
+    )
+
+
+def test_somebody_else_at_the_port_is_a_reason(pgqueue):
+    server = Server("127.0.0.1", 0, {"/readyz": lambda: Answer(200, "text/html", b"<h1>hello</h1>")})
+
+    ended = pgqueue("health", "--port", server.port)
+    server.close()
+
+    assert ended.code == 3
+    assert "whoever listens there is not a worker or exporter of pgqueue" in ended.err
+
+
+def test_live_is_about_a_process(pgqueue):
+    ended = pgqueue("health", "--live")
+
+    assert (ended.code, ended.err) == (
+        2,
+        "pgqueue: --live is about a process: give its --port (see: pgqueue health --help)\n",
+    )
