@@ -18,21 +18,23 @@ async def setup() -> None:
 
 
 class Producer:
-    def __init__(self, client: pgqueue.AsyncClient) -> None:
+    """The blocking client, which is what most programs have; this one has nothing else to do meanwhile."""
+
+    def __init__(self, client: pgqueue.Client) -> None:
         self._client = client
 
     async def one(self, job: adapter.Job) -> None:
-        await self._client.enqueue(counted.job(**job))
+        self._client.enqueue(counted.job(**job))
 
     async def many(self, jobs: list[adapter.Job]) -> None:
-        await self._client.enqueue_many([counted.job(**job) for job in jobs])
+        self._client.enqueue_many([counted.job(**job) for job in jobs])
 
 
 @asynccontextmanager
 async def producer() -> AsyncIterator[Producer]:
-    client = pgqueue.AsyncClient()
+    client = pgqueue.Client()
     yield Producer(client)
-    await client.aclose()
+    client.close()
 
 
 if __name__ == "__main__":
