@@ -59,7 +59,7 @@ class WatchedCampaign(Campaign):
         return [*super()._options(number), *own, "--metrics-port", str(self._ports[number])]
 
     def run(self, seconds: float) -> list[Verdict]:
-        folder = self._arena.logs / "prometheus"
+        folder = self._arena.temporary / "prometheus"
         folder.mkdir()
         with (
             exporter(self._arena.dsn(DBNAME), folder, READ_SECONDS) as port,
@@ -77,14 +77,14 @@ class WatchedCampaign(Campaign):
         for name, text in (
             ("scrapes", "sum(count_over_time(up[1h]))"),
             ("answered", "sum(sum_over_time(up[1h]))"),
-            ("series", "count({__name__=~'pgqueue_.*'})"),
+            ("series", "count(last_over_time({__name__=~'pgqueue_.*'}[5m]))"),
             ("slowest_seconds", "max(max_over_time(scrape_duration_seconds[1h]))"),
         ):
             found = self._watcher.query(text)
             scrapes.facts[name] = float(found[0]["value"][1]) if found else 0.0
         scrapes.demand(scrapes.facts["answered"] > 0, "no scrape was answered")
         alarms = Verdict("P2", "alerts in time")
-        folder = self._arena.logs / "prometheus" / "after"
+        folder = self._arena.temporary / "prometheus" / "after"
         folder.mkdir()
         # A fresh one: the old one remembers the faults for ten minutes.
         with prometheus(folder, is_hurried=False, exporter=self._exporter, **self._targets()) as made:
@@ -92,6 +92,10 @@ class WatchedCampaign(Campaign):
         return [*verdicts, scrapes, alarms]
 
     def _trouble(self, db: Database, made: Prometheus, verdict: Verdict) -> None:
+        # The checks are done, and ended them.
+        for worker in self._workers:
+            worker.start()
+        until(lambda: all(worker.has_started for worker in self._workers), 60)
         db.connection.execute("DELETE FROM pgqueue.dead_jobs")
         db.connection.execute("INSERT INTO pgqueue.breakers (name) VALUES ('bank')")
         verdict.demand(
