@@ -149,6 +149,7 @@ class Gauges:
             if not self.is_reading:
                 self._snapshot = None
                 if not await self._link.run(questions.take_metrics()):
+                    await self._link.close()  # a session for nothing
                     return
                 self._reads_on = self._link.connection
             self._snapshot = await self._read()
