@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from tests.faults.arena import Arena, until
+from tests.faults.arena import ROLE, Arena, until
 from tests.faults.campaign import DBNAME, Campaign, Size
 from tests.faults.invariants import Database, Verdict
 from tests.monitoring import Prometheus, exporter, free_port, prometheus
@@ -99,6 +99,8 @@ class WatchedCampaign(Campaign):
         for worker in self._workers:
             worker.start()
         until(lambda: all(worker.has_started for worker in self._workers), 60)
+        # Else it sees its own sessions only, and the snapshot is somebody else's.
+        db.connection.execute(f"GRANT pg_read_all_stats TO {ROLE}")
         db.connection.execute("DELETE FROM pgqueue.dead_jobs")
         db.connection.execute("INSERT INTO pgqueue.breakers (name) VALUES ('bank')")
         verdict.demand(
