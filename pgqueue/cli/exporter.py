@@ -6,7 +6,7 @@ import os
 
 import click
 
-from pgqueue.cli.options import DURATION, database_options
+from pgqueue.cli.options import DURATION, database_options, log_format_option
 
 
 @click.command(short_help="Serve the whole queue's metrics to Prometheus.")
@@ -31,13 +31,7 @@ from pgqueue.cli.options import DURATION, database_options
     show_default=True,
     help="How often the database is read, however often /metrics is.",
 )
-@click.option(
-    "--log-format",
-    type=click.Choice(["key-value", "json"]),
-    default="key-value",
-    show_default=True,
-    envvar="PGQUEUE_LOG_FORMAT",
-)
+@log_format_option
 @database_options
 def command(
     port: int, host: str, refresh_seconds: float, log_format: str, dsn: str | None, schema: str

@@ -110,6 +110,6 @@ def _ask_database(dsn: str | None, schema: str) -> list[str]:
     except SchemaMismatch as error:
         return [str(error)]
     with open_database(dsn, schema) as connection:
-        queues = admin.list_queues(connection, 1, schema)
+        queues = admin.list_queues(connection, schema=schema)
     idle = [queue.queue for queue in queues if queue.ready and not queue.workers and not queue.is_paused]
     return [f"queue {name} has jobs to run and no live worker" for name in idle[:10]]

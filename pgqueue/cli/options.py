@@ -30,6 +30,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 COMPLETION_SECONDS = 1.5
 AT_EXAMPLE = "2026-01-31T14:00:00+07:00"
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+# The longest that the worker's settings allow, too; further off the database has no instants.
+_LONGEST_SECONDS = 3.2e9
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw]?)")
 
 
@@ -44,7 +46,10 @@ class Duration(FloatType):
         found = _DURATION.fullmatch(str(value).strip().lower())
         if not found:
             self.fail(f"{value!r} is not a length of time; write 90, 30s, 5m, 2h or 1d", param, ctx)
-        return float(found[1]) * _UNITS[found[2]]
+        seconds = float(found[1]) * _UNITS[found[2]]
+        if seconds > _LONGEST_SECONDS:
+            self.fail(f"{value!r} is longer than a hundred years", param, ctx)
+        return seconds
 
 
 class Instant(TimeType):
@@ -101,6 +106,17 @@ def database_options(command: Command) -> Command:
         help="The schema of the queue's tables.",
     )
     return dsn(schema(command))
+
+
+def log_format_option(command: Command) -> Command:
+    """Give a command that writes a log --log-format (parameter `log_format: str`)."""
+    return click.option(
+        "--log-format",
+        type=click.Choice(["key-value", "json"]),
+        default="key-value",
+        show_default=True,
+        envvar="PGQUEUE_LOG_FORMAT",
+    )(command)
 
 
 def json_option(command: Command) -> Command:

@@ -6,7 +6,7 @@ import os
 
 import click
 
-from pgqueue.cli.options import DURATION, database_options
+from pgqueue.cli.options import DURATION, database_options, log_format_option
 
 _DEFAULTS = {
     "concurrency": 10,
@@ -156,13 +156,7 @@ _DEFAULTS = {
     show_envvar=True,
     help="The address to serve them on; 0.0.0.0 or :: where others on the network may read them.",
 )
-@click.option(
-    "--log-format",
-    type=click.Choice(["key-value", "json"]),
-    default="key-value",
-    show_default=True,
-    envvar="PGQUEUE_LOG_FORMAT",
-)
+@log_format_option
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),

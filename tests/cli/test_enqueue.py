@@ -163,6 +163,7 @@ def test_a_debounced_job_is_put_off_as_long_as_is_said(pgqueue, queue):
         ),
         (["--at", "tomorrow"], "'tomorrow' is not a time such as 2026-01-31T14:00:00+07:00"),
         (["--in", "soon"], "'soon' is not a length of time; write 90, 30s, 5m, 2h or 1d"),
+        (["--in", "999999999999d"], "'999999999999d' is longer than a hundred years"),
         (["--at", "2030-01-31T14:00:00Z", "--in", "5m"], "run_at and delay_seconds exclude each other"),
         (["--priority", "-1"], "priority must be a whole number between 0 and 32,767, not -1"),
         (["--header", "trace"], "'trace' is not NAME=VALUE"),

@@ -50,6 +50,18 @@ def test_a_queue_that_nobody_serves_is_named(pgqueue, queue):
     }
 
 
+def test_every_queue_that_nobody_serves_is_named_not_only_the_first(pgqueue, queue):
+    for name in ("a", "b", "c"):
+        queue.enqueue(queue=name)
+    pgqueue("queues", "pause", "a")
+
+    ended = pgqueue("health")
+
+    assert ended.code == 3
+    assert "queue b has jobs to run and no live worker" in ended.err
+    assert "queue c has jobs to run and no live worker" in ended.err
+
+
 def test_a_database_that_is_away_is_75(pgqueue):
     ended = pgqueue("health", "--dsn", UNREACHABLE)
 
