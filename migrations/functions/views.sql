@@ -33,3 +33,27 @@ AS $$
         SELECT FROM jobs AS j WHERE j.queue = ready_depth.queue AND j.state = 'ready' LIMIT ready_depth.up_to + 1
     ) AS r
 $$;
+
+-- The first ready job of each (queue, priority), the oldest of them: the recursion walks the index from one to the next,
+-- two index reads each however many jobs lie between, and no further than is read: put a LIMIT on it.
+CREATE OR REPLACE VIEW {{schema}}.ready_heads AS
+WITH RECURSIVE head AS (
+    (
+        SELECT j.queue, j.priority, j.run_at
+        FROM {{schema}}.jobs AS j
+        WHERE j.state = 'ready'
+        ORDER BY j.queue, j.priority, j.run_at, j.id
+        LIMIT 1
+    )
+    UNION ALL
+    SELECT f.queue, f.priority, f.run_at
+    FROM head AS h
+    CROSS JOIN LATERAL (
+        SELECT j.queue, j.priority, j.run_at
+        FROM {{schema}}.jobs AS j
+        WHERE j.state = 'ready' AND (j.queue, j.priority) > (h.queue, h.priority)
+        ORDER BY j.queue, j.priority, j.run_at, j.id
+        LIMIT 1
+    ) AS f
+)
+SELECT h.queue, h.priority, h.run_at FROM head AS h;

@@ -13,7 +13,6 @@ import math
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
@@ -73,8 +72,7 @@ class Family:
         braces = self._braces(values)
         others = "," + braces[1:] if braces else "}"
         name, lines, count = self._name, self._lines, 0
-        for bound, each in zip(_bounds(tuple(histogram.bounds)), list(histogram.counts), strict=True):
-            count += each
+        for bound, count in histogram.buckets():
             lines.append(f'{name}_bucket{{le="{bound}"{others} {count}\n')
         lines.append(f"{name}_count{braces} {count}\n{name}_sum{braces} {_number(histogram.total)}\n")
 
@@ -98,11 +96,6 @@ def _number(number: float) -> str:
     if isinstance(number, bool):
         return str(int(number))
     return repr(number) if math.isfinite(number) else "NaN"
-
-
-@lru_cache(maxsize=8)
-def _bounds(bounds: tuple[float, ...]) -> tuple[str, ...]:
-    return (*(f"{bound:g}" for bound in bounds), "+Inf")
 
 
 def _simple(kind: str, name: str, text: str, number: float) -> Family:

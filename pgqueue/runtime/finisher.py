@@ -143,7 +143,7 @@ class Finisher:
         outcome, ending = held.outcome, held.outcome.ending
         if ending is Ending.SUCCEEDED:
             return "complete" if held.row.idempotency_key is None else "complete_once"
-        if held.has_crashed or ending is Ending.CRASHED:
+        if held.is_crash:
             return f"crash {outcome.text}"
         if held.breaker:
             return f"park {held.breaker}"
@@ -287,7 +287,7 @@ class Finisher:
                 succeeded.append(held)
                 continue
             metrics.ended(held, state)
-            if held.has_crashed or outcome.ending is Ending.CRASHED:
+            if held.is_crash:
                 counts.crashed += 1
                 self._log.warning("job crashed", **_fields(held), state=state, reason=outcome.text)
                 continue

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pgqueue.model.outcome import PLAIN_SUCCESS, Outcome
+from pgqueue.model.outcome import PLAIN_SUCCESS, Ending, Outcome
 from pgqueue.runtime.children import Child
 from pgqueue.runtime.metrics import Metrics
 from pgqueue.sql.attempts import ClaimedRow
@@ -64,6 +64,11 @@ class Held:
         self.outcome = outcome
         self.seconds = seconds
         return self
+
+    @property
+    def is_crash(self) -> bool:
+        """Whether it counts as a crash: its process died, or its session under its transaction."""
+        return self.has_crashed or self.outcome.ending is Ending.CRASHED
 
     @property
     def key(self) -> str:

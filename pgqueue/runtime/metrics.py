@@ -15,6 +15,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import lru_cache
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from pgqueue.model.outcome import Ending
@@ -53,13 +55,14 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
-    def buckets(self) -> list[tuple[str, float]]:
+    def buckets(self) -> list[tuple[str, int]]:
         """Give how many were at most as large as each bound, as Prometheus wants it told."""
-        told, so_far = [], 0
-        for bound, count in zip((*self.bounds, math.inf), list(self.counts), strict=True):
-            so_far += count
-            told.append(("+Inf" if bound == math.inf else f"{bound:g}", float(so_far)))
-        return told
+        return list(zip(_names(tuple(self.bounds)), accumulate(list(self.counts)), strict=True))
+
+
+@lru_cache(maxsize=8)
+def _names(bounds: tuple[float, ...]) -> tuple[str, ...]:
+    return (*(f"{bound:g}" for bound in bounds), "+Inf")
 
 
 class TaskMetrics:
@@ -195,7 +198,7 @@ def _outcome(held: Held, state: str) -> str:
     """Name an end other than success: retried, dead, cancelled, snoozed, released or crashed."""
     if state in ("dead", "cancelled"):
         return state
-    if held.has_crashed or held.outcome.ending is Ending.CRASHED:
+    if held.is_crash:
         return "crashed"
     match held.outcome.ending:
         case Ending.SNOOZED:
@@ -207,7 +210,7 @@ def _outcome(held: Held, state: str) -> str:
 
 def _reason(held: Held) -> str:
     """Name why a job is dead, in one of six words."""
-    if held.has_crashed or held.outcome.ending is Ending.CRASHED:
+    if held.is_crash:
         return "crashed"
     match held.outcome.ending:
         case Ending.UNKNOWN_TASK:

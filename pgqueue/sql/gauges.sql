@@ -20,31 +20,9 @@ FROM page
 GROUP BY page.queue;
 
 -- name: ready_heads
--- When there are many: for how long the oldest ready job of each queue could have run. The recursion walks the index
--- from one (queue, priority) to the next, two index reads each however many jobs lie between.
-WITH RECURSIVE head AS (
-    (
-        SELECT job.queue, job.priority, job.run_at, 1 AS place
-        FROM {{schema}}.jobs AS job
-        WHERE job.state = 'ready'
-        ORDER BY job.queue, job.priority, job.run_at, job.id
-        LIMIT 1
-    )
-    UNION ALL
-    SELECT following.queue, following.priority, following.run_at, head.place + 1
-    FROM head
-    CROSS JOIN LATERAL (
-        SELECT job.queue, job.priority, job.run_at
-        FROM {{schema}}.jobs AS job
-        WHERE job.state = 'ready'
-          AND (job.queue, job.priority) > (head.queue, head.priority)
-        ORDER BY job.queue, job.priority, job.run_at, job.id
-        LIMIT 1
-    ) AS following
-    WHERE head.place < %(max_heads)s::integer
-)
+-- When there are many: for how long the oldest ready job of each queue could have run.
 SELECT head.queue, greatest(extract(epoch FROM clock_timestamp() - min(head.run_at)), 0)::double precision
-FROM head
+FROM (SELECT first.queue, first.run_at FROM {{schema}}.ready_heads AS first LIMIT %(max_heads)s::integer) AS head
 GROUP BY head.queue;
 
 -- name: ready_counts

@@ -375,32 +375,13 @@ LIMIT %(limit)s::integer;
 -- Every queue that has jobs, settings, a task or a worker. Ready jobs are counted up to the cap in each
 -- queue; the other states in one pass of at most ten caps over all queues: a pass that was cut
 -- short makes its numbers lower bounds.
--- The recursion walks the index of ready jobs from one (queue, priority) to the next, two index reads
--- each however many jobs lie between; the first job met is the oldest of its priority.
-WITH RECURSIVE head AS (
-    (
-        SELECT job.queue, job.priority, job.run_at, 1 AS place
-        FROM {{schema}}.jobs AS job
-        WHERE job.state = 'ready'
-        ORDER BY job.queue, job.priority, job.run_at, job.id
-        LIMIT 1
-    )
-    UNION ALL
-    SELECT following.queue, following.priority, following.run_at, head.place + 1
-    FROM head
-    CROSS JOIN LATERAL (
-        SELECT job.queue, job.priority, job.run_at
-        FROM {{schema}}.jobs AS job
-        WHERE job.state = 'ready'
-          AND (job.queue, job.priority) > (head.queue, head.priority)
-        ORDER BY job.queue, job.priority, job.run_at, job.id
-        LIMIT 1
-    ) AS following
-    WHERE head.place < %(cap)s::integer
-),
-ready AS (
+WITH ready AS (
     SELECT oldest.queue, oldest.run_at, depth.jobs
-    FROM (SELECT head.queue, min(head.run_at) AS run_at FROM head GROUP BY head.queue) AS oldest
+    FROM (
+        SELECT head.queue, min(head.run_at) AS run_at
+        FROM (SELECT first.queue, first.run_at FROM {{schema}}.ready_heads AS first LIMIT %(cap)s::integer) AS head
+        GROUP BY head.queue
+    ) AS oldest
     CROSS JOIN LATERAL {{schema}}.ready_depth(oldest.queue, %(cap)s::integer) AS depth (jobs)
 ),
 passed AS (
