@@ -18,6 +18,7 @@ from pgqueue.migrate import check, upgrade
 from pgqueue.sql import Statement, rows
 from tests.pooler import Pooler, start_pooler
 from tests.process.support import Queue, worker
+from tests.security.support import ENDS
 from tests.support import make_database, run_pgqueue, wait_until
 
 POLLING = "a proxy that pools transactions: no wake-ups, polling"
@@ -161,22 +162,10 @@ def test_the_schema_is_made_and_asked_for_through_the_proxy(postgres, pooler):
 
 def test_a_worker_runs_everything_by_polling_and_leaves_nothing_behind(queue, pooled_dsn, tmp_path: Path):
     queue.connection.execute("SELECT pgqueue.make_partitions(0, current_date - 30)")
-    tasks = {
-        "plain": "succeeded",
-        "slow_with_progress": "succeeded",
-        "transact": "succeeded",
-        "call_once": "succeeded",
-        "fail_once": "succeeded",
-        "die": "dead",
-        "cancel_itself": "cancelled",
-        "limited": "succeeded",
-        "behind_a_breaker": "succeeded",
-        "enqueue_another": "succeeded",
-    }
 
     with worker(pooled_dsn, tmp_path, "--poll-seconds", "0.2", app="tests.security.jobs:app") as started:
-        jobs = {task: [queue.insert(task) for _ in range(5)] for task in tasks}
-        for task, state in tasks.items():
+        jobs = {task: [queue.insert(task) for _ in range(5)] for task in ENDS}
+        for task, state in ENDS.items():
             for job in jobs[task]:
                 queue.wait_for_state(job, state, 30)
         wait_until(lambda: queue.count("finished_jobs", "task = 'tick'"), 10, "the schedule fired")

@@ -15,6 +15,19 @@ from pgqueue import migrate
 from tests.support import make_database
 
 ROLES = ("producer", "worker", "viewer", "operator")
+# How a job of each task in jobs.py ends, but of the one that takes its process along.
+ENDS = {
+    "plain": "succeeded",
+    "slow_with_progress": "succeeded",
+    "transact": "succeeded",
+    "call_once": "succeeded",
+    "fail_once": "succeeded",
+    "die": "dead",
+    "cancel_itself": "cancelled",
+    "limited": "succeeded",
+    "behind_a_breaker": "succeeded",
+    "enqueue_another": "succeeded",
+}
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import pgqueue
 from pgqueue import migrate
 from pgqueue.cli import main
 from tests.process.support import Queue, worker
-from tests.security.support import ROLES, Accounts
+from tests.security.support import ENDS, ROLES, Accounts
 from tests.support import run_pgqueue, wait_until
 
 TABLES = (
@@ -163,19 +163,7 @@ def test_a_worker_needs_no_more_than_its_role(accounts: Accounts, login, tmp_pat
     owner, queue = login("owner"), Queue(accounts.owner)
     owner.execute("GRANT INSERT ON effects TO PUBLIC")
     owner.execute("SELECT pgqueue.make_partitions(0, current_date - 30)")
-    tasks = {
-        "plain": "succeeded",
-        "slow_with_progress": "succeeded",
-        "transact": "succeeded",
-        "call_once": "succeeded",
-        "fail_once": "succeeded",
-        "die": "dead",
-        "cancel_itself": "cancelled",
-        "limited": "succeeded",
-        "behind_a_breaker": "succeeded",
-        "enqueue_another": "succeeded",
-        "nobody_knows_it": "dead",
-    }
+    tasks = {**ENDS, "nobody_knows_it": "dead"}
 
     with worker(
         accounts.worker, tmp_path, "--unknown-task-grace-seconds", "0", app="tests.security.jobs:app"
