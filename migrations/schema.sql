@@ -37,6 +37,9 @@ CREATE DOMAIN pgqueue.slot_limit AS smallint
 CREATE DOMAIN pgqueue.small_count AS smallint
 	CONSTRAINT jobs_numbers_fit CHECK ((VALUE >= 0));
 
+CREATE DOMAIN pgqueue.task_name AS text
+	CONSTRAINT jobs_names_fit CHECK (((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 250)));
+
 CREATE DOMAIN pgqueue.time_limit AS real
 	CONSTRAINT jobs_numbers_fit CHECK (((VALUE >= (0)::double precision) AND (VALUE <= (604800)::double precision)));
 
@@ -179,7 +182,7 @@ CREATE TABLE pgqueue.jobs (
     concurrency_limit pgqueue.slot_limit NOT NULL,
     is_unique_until_start boolean NOT NULL,
     queue pgqueue.queue_name NOT NULL,
-    task pgqueue.short_name NOT NULL,
+    task pgqueue.task_name NOT NULL,
     args pgqueue.object_document DEFAULT '{}'::jsonb NOT NULL,
     state text NOT NULL,
     attempt pgqueue.attempt_count DEFAULT 0 NOT NULL,
@@ -201,7 +204,7 @@ CREATE TABLE pgqueue.jobs (
     progress pgqueue.progress_up_to_64_kib,
     CONSTRAINT jobs_state_is_sound CHECK (
 CASE
-    WHEN (state = 'running'::text) THEN ((num_nulls(claim_token, worker_id, heartbeat_at, lease_seconds, started_at) = 0) AND (lease_seconds > (0)::double precision) AND (rate_parked_at IS NULL) AND ((concurrency_key IS NULL) = (concurrency_slot IS NULL)) AND COALESCE(((concurrency_slot >= 1) AND (concurrency_slot <= (concurrency_limit)::smallint)), true))
+    WHEN (state = 'running'::text) THEN ((num_nulls(claim_token, worker_id, heartbeat_at, lease_seconds, started_at) = 0) AND (lease_seconds > (0)::double precision) AND (lease_seconds <= (86400)::double precision) AND (rate_parked_at IS NULL) AND ((concurrency_key IS NULL) = (concurrency_slot IS NULL)) AND COALESCE(((concurrency_slot >= 1) AND (concurrency_slot <= (concurrency_limit)::smallint)), true))
     ELSE ((num_nonnulls(claim_token, worker_id, heartbeat_at, lease_seconds, deadline_at, concurrency_slot, cancel_requested_at) = 0) AND
     CASE state
         WHEN 'ready'::text THEN (rate_parked_at IS NULL)
@@ -259,6 +262,7 @@ CREATE TABLE pgqueue.rate_limits (
     next_at timestamp with time zone,
     taken bigint DEFAULT 0 NOT NULL,
     CONSTRAINT rate_limits_burst_fits CHECK (((burst >= 1) AND (burst <= 100000))),
+    CONSTRAINT rate_limits_can_be_waited_for CHECK ((((burst)::double precision / tokens_per_second) <= ('3000000000'::numeric)::double precision)),
     CONSTRAINT rate_limits_name_fits CHECK (((octet_length(name) >= 1) AND (octet_length(name) <= 255))),
     CONSTRAINT rate_limits_rate_fits CHECK (((tokens_per_second > (0)::double precision) AND (tokens_per_second <= (1000000)::double precision)))
 )
@@ -295,7 +299,7 @@ CREATE TABLE pgqueue.schedules (
     CONSTRAINT schedules_next_tick_is_sane CHECK (((next_tick >= '2000-01-01 00:00:00+00'::timestamp with time zone) AND (next_tick < '3000-01-01 00:00:00+00'::timestamp with time zone))),
     CONSTRAINT schedules_priority_fits CHECK ((priority >= 0)),
     CONSTRAINT schedules_source_is_known CHECK ((source = ANY (ARRAY['code'::text, 'runtime'::text]))),
-    CONSTRAINT schedules_texts_fit CHECK ((((octet_length(name) >= 1) AND (octet_length(name) <= 255)) AND ((octet_length(cron) >= 1) AND (octet_length(cron) <= 255)) AND ((octet_length(timezone) >= 1) AND (octet_length(timezone) <= 255)) AND ((octet_length(task) >= 1) AND (octet_length(task) <= 255)) AND ((octet_length(queue) >= 1) AND (octet_length(queue) <= 100))))
+    CONSTRAINT schedules_texts_fit CHECK ((((octet_length(name) >= 1) AND (octet_length(name) <= 255)) AND ((octet_length(cron) >= 1) AND (octet_length(cron) <= 255)) AND ((octet_length(timezone) >= 1) AND (octet_length(timezone) <= 255)) AND ((octet_length(task) >= 1) AND (octet_length(task) <= 250)) AND ((octet_length(queue) >= 1) AND (octet_length(queue) <= 100))))
 )
 WITH (fillfactor='50');
 
@@ -314,7 +318,7 @@ CREATE TABLE pgqueue.tasks (
     breaker text,
     args_schema jsonb,
     seen_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    CONSTRAINT tasks_names_fit CHECK ((((octet_length(name) >= 1) AND (octet_length(name) <= 255)) AND ((octet_length(queue) >= 1) AND (octet_length(queue) <= 100)) AND ((octet_length(concurrency_key) >= 1) AND (octet_length(concurrency_key) <= 255)) AND ((octet_length(unique_key) >= 1) AND (octet_length(unique_key) <= 255)) AND ((octet_length(idempotency_key) >= 1) AND (octet_length(idempotency_key) <= 255)) AND ((octet_length(rate_key) >= 1) AND (octet_length(rate_key) <= 255)) AND ((octet_length(breaker) >= 1) AND (octet_length(breaker) <= 255)))),
+    CONSTRAINT tasks_names_fit CHECK ((((octet_length(name) >= 1) AND (octet_length(name) <= 250)) AND ((octet_length(queue) >= 1) AND (octet_length(queue) <= 100)) AND ((octet_length(concurrency_key) >= 1) AND (octet_length(concurrency_key) <= 255)) AND ((octet_length(unique_key) >= 1) AND (octet_length(unique_key) <= 255)) AND ((octet_length(idempotency_key) >= 1) AND (octet_length(idempotency_key) <= 255)) AND ((octet_length(rate_key) >= 1) AND (octet_length(rate_key) <= 255)) AND ((octet_length(breaker) >= 1) AND (octet_length(breaker) <= 255)))),
     CONSTRAINT tasks_numbers_fit CHECK (((priority >= 0) AND ((max_attempts >= 1) AND (max_attempts <= 100000)) AND ((timeout_seconds >= (0)::double precision) AND (timeout_seconds <= (604800)::double precision)) AND ((concurrency_limit >= 1) AND (concurrency_limit <= 10000))))
 )
 WITH (fillfactor='50');

@@ -16,7 +16,9 @@ from typing import Any
 from pgqueue.database import Connection, run
 from pgqueue.errors import BreakerNotFound, JobNotFound
 from pgqueue.model.breaker import checked_settings
+from pgqueue.model.encoding import several
 from pgqueue.model.job import JobState
+from pgqueue.shell import write_command
 from pgqueue.sql import Statement, breakers, inspect, locks, once, operate
 from pgqueue.sql.breakers import BreakerSummary
 from pgqueue.sql.inspect import (
@@ -51,6 +53,7 @@ __all__ = [
     "count_live",
     "flow",
     "forget_processed",
+    "known_queues",
     "list_breakers",
     "list_dead",
     "list_holders",
@@ -100,7 +103,12 @@ def list_jobs(
 ) -> list[JobSummary]:
     """List jobs in any of the states, the newest first; `below_id` continues a page."""
     statement = inspect.list_jobs(
-        states, queue=queue, task=task, below_id=below_id, limit=limit, max_chars=max_chars
+        several("states", states, "states"),
+        queue=queue,
+        task=task,
+        below_id=below_id,
+        limit=limit,
+        max_chars=max_chars,
     )
     return run(connection, statement, schema)
 
@@ -165,6 +173,11 @@ def task_names(connection: Connection[Any], schema: str = "pgqueue") -> list[str
     return run(connection, inspect.task_names(), schema)
 
 
+def known_queues(connection: Connection[Any], schema: str = "pgqueue") -> list[str]:
+    """Name every queue that anybody knows: it has jobs, settings, a task or a worker."""
+    return run(connection, inspect.known_queues(), schema)
+
+
 def queue_names(connection: Connection[Any], schema: str = "pgqueue") -> list[str]:
     """Name the queues of registered tasks and those with settings."""
     return run(connection, inspect.queue_names(), schema)
@@ -177,10 +190,11 @@ def cancel(
     connection: Connection[Any], job_ids: Sequence[int], reason: str = "cancelled", schema: str = "pgqueue"
 ) -> list[Outcome]:
     """Cancel jobs: waiting ones end now, running ones are asked to stop and never run again."""
+    job_ids = several("job_ids", job_ids, "ids")
     done = run(connection, operate.cancel(job_ids, reason), schema)
     rest = _states(connection, [job_id for job_id in job_ids if job_id not in done], schema)
     return [
-        _cancelled(job_id, done[job_id]) if job_id in done else _not_cancelled(job_id, rest[job_id])
+        _cancelled(job_id, done[job_id]) if job_id in done else _not_cancelled(job_id, rest[job_id], schema)
         for job_id in dict.fromkeys(job_ids)
     ]
 
@@ -210,6 +224,7 @@ def retry(
     schema: str = "pgqueue",
 ) -> list[Outcome]:
     """Let jobs run now: scheduled ones become ready, dead ones come back with more attempts."""
+    job_ids = several("job_ids", job_ids, "ids")
     woken = run(connection, operate.run_now(job_ids), schema)
     rest = _states(connection, [job_id for job_id in job_ids if job_id not in woken], schema)
     dead = [job_id for job_id, state in rest.items() if state == JobState.DEAD]
@@ -221,7 +236,7 @@ def retry(
         elif job_id in redriven:
             outcomes.append(_redriven(job_id, redriven[job_id]))
         else:
-            outcomes.append(_not_retried(job_id, rest[job_id]))
+            outcomes.append(_not_retried(job_id, rest[job_id], schema))
     return outcomes
 
 
@@ -279,21 +294,23 @@ def _cancelled(job_id: int, outcome: str) -> Outcome:
     return Outcome(job_id, outcome, is_done=True, reason=reason)
 
 
-def _not_cancelled(job_id: int, state: str | None) -> Outcome:
+def _not_cancelled(job_id: int, state: str | None, schema: str) -> Outcome:
     if state is None:
         return _not_found(job_id)
     if state == JobState.CANCELLED:
         return Outcome(job_id, "cancelled", is_done=True, reason="it was cancelled before")
     if state == JobState.DEAD:
-        return _refused(job_id, f"it is dead; delete it with: pgqueue dlq purge {job_id}")
+        return _refused(
+            job_id, f"it is dead; delete it with: {write_command('dlq purge', job_id, schema=schema)}"
+        )
     return _refused(job_id, "it succeeded already" if state == JobState.SUCCEEDED else f"it is {state} again")
 
 
 _NOT_RETRIED = {
     JobState.RUNNING: "it is running; cancel it first, or wait",
-    JobState.BLOCKED: "it waits for its concurrency key; see: pgqueue jobs show {}",
-    "rate_limited": "it waits for its rate limit; see: pgqueue jobs show {}",
-    "parked_by_breaker": "it waits for its circuit breaker; see: pgqueue breakers",
+    JobState.BLOCKED: "it waits for its concurrency key; see: {show}",
+    "rate_limited": "it waits for its rate limit; see: {show}",
+    "parked_by_breaker": "it waits for its circuit breaker; see: {breakers}",
     JobState.SUCCEEDED: "it succeeded; enqueue a new job to do it again",
     JobState.CANCELLED: "it was cancelled; enqueue a new job to do it after all",
     JobState.SCHEDULED: "it was put back at this moment; try again",
@@ -301,12 +318,16 @@ _NOT_RETRIED = {
 }
 
 
-def _not_retried(job_id: int, state: str | None) -> Outcome:
+def _not_retried(job_id: int, state: str | None, schema: str) -> Outcome:
     if state is None:
         return _not_found(job_id)
     if state == JobState.READY:
         return Outcome(job_id, "ready", is_done=True, reason="it was ready already")
-    return _refused(job_id, _NOT_RETRIED[state].format(job_id))
+    commands = {
+        "show": write_command("jobs show", job_id, schema=schema),
+        "breakers": write_command("breakers", schema=schema),
+    }
+    return _refused(job_id, _NOT_RETRIED[state].format_map(commands))
 
 
 def _redriven(job_id: int, outcome: str) -> Outcome:

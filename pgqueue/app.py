@@ -378,7 +378,8 @@ class App:
         One holder at a time in the whole database. Waits `wait_seconds`, None for ever, and raises
         LockBusy then; `acquire()` says False instead. Without `conn` it has a session of its own,
         which PgBouncer's transaction mode cannot give, and lasts until it is released or the
-        session breaks. With `conn` it belongs to that connection's transaction and ends with it.
+        session breaks. With `conn` it belongs to that connection's transaction and ends with it; one in
+        autocommit needs `with conn.transaction():` around the lock.
 
         Raises:
             ConfigurationError: the name or the time makes no sense.

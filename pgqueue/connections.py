@@ -31,7 +31,7 @@ class Connections:
     """Autocommit connections for threads, at most `max_connections` at a time.
 
     Who comes later waits for `wait_seconds`. One that nobody wanted for `keep_seconds` is closed
-    when another one comes back.
+    when another one comes back. With `must_write` a server that takes no writes counts as away.
     """
 
     def __init__(
@@ -42,12 +42,14 @@ class Connections:
         *,
         wait_seconds: float = 30.0,
         keep_seconds: float = 300.0,
+        must_write: bool = False,
     ) -> None:
         self._explicit = dsn
         self._schema = schema
         self._max = max_connections
         self._wait_seconds = wait_seconds
         self._keep_seconds = keep_seconds
+        self._must_write = must_write
         self._dsn: str | None = None
         self._start_empty()
         _all.add(self)
@@ -63,9 +65,12 @@ class Connections:
         if not room.acquire(timeout=self._wait_seconds):
             raise _all_in_use(self._max, self._wait_seconds)
         try:
-            conn = _kept_alive(self._kept) or database.connect(self._locate())
+            conn = _kept_alive(self._kept) or database.connect(self._locate(), must_write=self._must_write)
             try:
                 yield conn
+            except database.Error as error:
+                _close_unfit(conn, error)
+                raise
             finally:
                 _take_back(self._kept, conn, self._keep_seconds)
         finally:
@@ -103,12 +108,14 @@ class AsyncConnections:
         *,
         wait_seconds: float = 30.0,
         keep_seconds: float = 300.0,
+        must_write: bool = False,
     ) -> None:
         self._explicit = dsn
         self._schema = schema
         self._max = max_connections
         self._wait_seconds = wait_seconds
         self._keep_seconds = keep_seconds
+        self._must_write = must_write
         self._dsn: str | None = None
         self._start_empty()
         _all.add(self)
@@ -123,9 +130,14 @@ class AsyncConnections:
         except TimeoutError:
             raise _all_in_use(self._max, self._wait_seconds) from None
         try:
-            conn = _kept_alive(kept) or await database.aconnect(await self._locate())
+            conn = _kept_alive(kept) or await database.aconnect(
+                await self._locate(), must_write=self._must_write
+            )
             try:
                 yield conn
+            except database.Error as error:
+                _close_unfit(conn, error)
+                raise
             finally:
                 _take_back(kept, conn, self._keep_seconds)
         finally:
@@ -194,6 +206,12 @@ def _is_alive(conn: Connection[Any] | AsyncConnection[Any]) -> bool:
     poll = select.poll()
     poll.register(conn.fileno(), select.POLLIN)
     return not poll.poll(0)
+
+
+def _close_unfit(conn: Connection[Any] | AsyncConnection[Any], error: database.Error) -> None:
+    """Keep no connection whose server has refused the statement for its own sake."""
+    if database.is_of_connection(error):
+        _close(conn)
 
 
 def _all_in_use(max_connections: int, wait_seconds: float) -> DatabaseUnreachable:

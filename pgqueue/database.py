@@ -107,8 +107,8 @@ def connect(
 ) -> Connection[tuple[Any, ...]]:
     """Open a connection; `settings` are session settings such as `statement_timeout`.
 
-    With `must_write` a standby, or whatever else takes no writes now, counts as a server that is away: of
-    several hosts in the DSN the next one is tried.
+    With `must_write` a standby, or whatever else takes no writes now, counts as a server that is away. So it
+    does if there are several hosts, unless the DSN says which one is meant: the next one is tried.
 
     Raises:
         DatabaseUnreachable: no server, or it refused us; one line, no password.
@@ -323,29 +323,48 @@ def implementation() -> str:
 def describe(dsn: str) -> str:
     """Name the database of a DSN for people: host, port and name, nothing secret."""
     try:
-        parts = conninfo.conninfo_to_dict(normalise(dsn))
-    except psycopg.Error:
+        parts = _read(dsn)
+    except ConfigurationError:
         return "the database"
-    where = f"{parts.get('host') or 'local socket'}"
-    if parts.get("port"):
-        where += f":{parts['port']}"
-    return f"{where}/{parts.get('dbname') or parts.get('user') or ''}".rstrip("/")
+    # A service says all of it elsewhere, and goes before the environment.
+    has_service = bool(parts.get("service") or os.environ.get("PGSERVICE"))
+    environ = {} if has_service else os.environ
+    host, port, name, user = (
+        parts.get(part) or environ.get(variable)
+        for part, variable in (
+            ("host", "PGHOST"),
+            ("port", "PGPORT"),
+            ("dbname", "PGDATABASE"),
+            ("user", "PGUSER"),
+        )
+    )
+    address = parts.get("hostaddr") or environ.get("PGHOSTADDR")
+    where = str(host or address or ("the server of a service" if has_service else "local socket"))
+    if port:
+        where += f":{port}"
+    return f"{where}/{name or user or ''}".rstrip("/")
 
 
 def passwords(dsn: str) -> list[str]:
-    """Give the passwords that a DSN holds, as they are and as a URL spells them; none if it is unreadable."""
+    """Give the passwords that a DSN holds, as they are and as a URL spells them, the longest first.
+
+    Of one that cannot be read, what may be one.
+    """
     try:
-        parts = conninfo.conninfo_to_dict(normalise(dsn))
-    except psycopg.Error:
+        parts = _read(dsn)
+    except ConfigurationError:
         parts = {}
-    spelt = re.search(r"\w://[^:/@\s]*:([^@\s]*)@", dsn)
-    found = [str(parts[name]) for name in ("password", "sslpassword") if parts.get(name)]
-    return list(dict.fromkeys([*found, *([spelt[1]] if spelt else [])]))
+    found = {str(parts[name]) for name in ("password", "sslpassword") if parts.get(name)}
+    for upto_at in (r"[^@\s]*", r"\S*"):
+        if spelt := re.search(rf"\w://[^:/\s]*:({upto_at})@", dsn):
+            found.add(spelt[1])
+    return sorted(found, key=len, reverse=True)
 
 
 def redact(text: str) -> str:
     """Hide what may be a password in a text that quotes a DSN."""
-    text = re.sub(r"(\w://[^:/@\s]*):[^@\s]*@", r"\1:***@", text)
+    # As far as the last @: one in the password may not be escaped.
+    text = re.sub(r"(\w://[^:/\s\"]*):\S*@", r"\1:***@", text)
     return re.sub(r"(password\s*=\s*)('(?:[^'\\]|\\.)*'|\S+)", r"\1***", text, flags=re.IGNORECASE)
 
 
@@ -360,9 +379,13 @@ def unreachable(dsn: str, error: BaseException) -> DatabaseUnreachable:
     """Turn a failed connect into one line that names the database and the server's reason."""
     reason = redact(str(error)).strip().partition("\n")[0]
     reason = re.sub(r"^(connection failed|connection is bad): ", "", reason)
+    where = describe(dsn)
+    if socket := re.match(r'connection to server on socket "([^"]+)" failed', reason):
+        where = re.sub(r"^local socket/?", f"local socket {socket[1]}, database ", where)
+        where = where.removesuffix(", database ")
     # libpq names the address once more; we have said which database it is.
     reason = re.sub(r"^connection to server (?:at|on) .*? failed: (?:FATAL:\s+)?", "", reason)
-    return DatabaseUnreachable(f"cannot connect to {describe(dsn)}: {reason or type(error).__name__}")
+    return DatabaseUnreachable(f"cannot connect to {where}: {reason or type(error).__name__}")
 
 
 # Behind a proxy: the settings that go along with each statement, for connections of ours.
@@ -457,13 +480,55 @@ def _with_values(
     return text.encode(connection.info.encoding)
 
 
+# Where a server is, and which database there.
+_PLACE = ("host", "hostaddr", "port", "dbname")
+
+
 def _parameters(dsn: str, application_name: str, *, must_write: bool) -> dict[str, Any]:
+    given = _read(dsn)
+    asked = {"target_session_attrs": "read-write"} if must_write or _leaves_host_open(given) else {}
+    return {**_NETWORK, "application_name": application_name, **given, **asked}
+
+
+def _leaves_host_open(given: Mapping[str, Any]) -> bool:
+    """Say whether there are several hosts, and nobody has said which of them is meant."""
+    if given.get("target_session_attrs") or os.environ.get("PGTARGETSESSIONATTRS"):
+        return False
+    # What PG* variables and their service say counts unless the DSN says something else.
+    unsaid = {one.keyword.decode(): (one.val or b"").decode() for one in pq.Conninfo.get_defaults()}
+    if unsaid["target_session_attrs"] not in ("", "any"):
+        return False
+    return any("," in str(given.get(name) or unsaid[name]) for name in ("host", "hostaddr"))
+
+
+def _read(dsn: str) -> dict[str, Any]:
+    """Give what a DSN says.
+
+    Raises:
+        ConfigurationError: it cannot be read, or says what cannot be meant; quotes nothing of it.
+    """
+    dsn = normalise(dsn)
+    url = re.match(r"postgres(?:ql)?://(.*)", dsn, re.DOTALL)
+    # The first @ ends the name and the password, but for one behind a slash.
+    has_stray_at = url is not None and "@" in re.sub(r"^[^@/]*@", "", url[1])
     try:
-        given = conninfo.conninfo_to_dict(normalise(dsn))
+        given = conninfo.conninfo_to_dict(dsn)
     except psycopg.Error:
         # libpq quotes the DSN, password and all, in what it says about a malformed one.
+        if has_stray_at:
+            raise _misspelt() from None
         raise ConfigurationError(
             "the DSN cannot be read; it should look like postgresql://user@host:5432/dbname"
         ) from None
-    asked = {"target_session_attrs": "read-write"} if must_write else {}
-    return {**_NETWORK, "application_name": application_name, **given, **asked}
+    is_torn = has_stray_at and any("@" in str(given.get(name, "")) for name in _PLACE)
+    if url and (is_torn or not re.fullmatch(r"[\d,]*", str(given.get("port") or ""))):
+        # What libpq takes for the host or the database is then a part of the password, and would be shown.
+        raise _misspelt()
+    return given
+
+
+def _misspelt() -> ConfigurationError:
+    return ConfigurationError(
+        "the DSN cannot be read: percent-encode the password in it, and the user's name "
+        "(@ is %40, : is %3A, / is %2F, ? is %3F, % is %25)"
+    )

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from pgqueue.shell import write_command
+
 
 class PgqueueError(Exception):
     """Something pgqueue could not do; `exit_code` is what a command ends with."""
@@ -45,7 +47,9 @@ class SchemaMissing(SchemaMismatch):
 
     def __init__(self, schema: str) -> None:
         self.schema = schema
-        super().__init__(f"the database has no schema {schema!r}; run: pgqueue migrate{_flag(schema)}")
+        super().__init__(
+            f"the database has no schema {schema!r}; run: {write_command('migrate', schema=schema)}"
+        )
 
 
 class SchemaTooOld(SchemaMismatch):
@@ -55,7 +59,7 @@ class SchemaTooOld(SchemaMismatch):
         self.schema, self.found, self.needed = schema, found, needed
         super().__init__(
             f"schema {schema!r} is at revision {found}, this pgqueue needs {needed}; "
-            f"run: pgqueue migrate{_flag(schema)}"
+            f"run: {write_command('migrate', schema=schema)}"
         )
 
 
@@ -105,6 +109,14 @@ class ArgumentsTooLarge(InvalidJob):
         )
 
 
+class UnknownQueue(PgqueueError, LookupError):
+    """Nobody knows a queue of this name: no job, task, setting or worker."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        self.name, self.known = name, sorted(known)
+        super().__init__(f"no queue {name!r}; {_hint(name, self.known, 'no queue is known yet')}")
+
+
 class DuplicateJob(InvalidJob):
     """A live job holds this unique key already, and the caller asked for a refusal."""
 
@@ -144,10 +156,11 @@ class ScheduleConflict(PgqueueError):
 class LockBusy(PgqueueError):
     """Somebody else holds the named lock, and did for as long as we waited."""
 
-    def __init__(self, name: str, wait_seconds: float) -> None:
-        self.name, self.wait_seconds = name, wait_seconds
+    def __init__(self, name: str, wait_seconds: float, schema: str = "pgqueue") -> None:
+        self.name, self.wait_seconds, self.schema = name, wait_seconds, schema
+        see = write_command("locks", schema=schema)
         waited = f" for {wait_seconds:g} s" if wait_seconds else ""
-        super().__init__(f"somebody else held the lock {name!r}{waited}; see who: pgqueue locks")
+        super().__init__(f"somebody else held the lock {name!r}{waited}; see who: {see}")
 
 
 class BreakerNotFound(PgqueueError, LookupError):
@@ -222,7 +235,7 @@ class RetryAfter(PgqueueError):
 
     def __init__(self, seconds: float, reason: str = "") -> None:
         self.seconds, self.reason = _checked_seconds("RetryAfter", seconds), reason
-        super().__init__(reason or f"retry after {seconds:g} s")
+        super().__init__(reason or f"retry after {seconds:.15g} s")
 
 
 class Snooze(PgqueueError):
@@ -230,7 +243,7 @@ class Snooze(PgqueueError):
 
     def __init__(self, seconds: float, reason: str = "") -> None:
         self.seconds, self.reason = _checked_seconds("Snooze", seconds), reason
-        super().__init__(reason or f"snoozed for {seconds:g} s")
+        super().__init__(reason or f"snoozed for {seconds:.15g} s")
 
 
 class Cancel(PgqueueError):
@@ -262,7 +275,3 @@ def _checked_seconds(name: str, seconds: float) -> float:
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds <= 3.2e7:
         raise ValueError(f"{name}: seconds must be between 0 and one year, not {seconds!r}")
     return float(seconds)
-
-
-def _flag(schema: str) -> str:
-    return "" if schema == "pgqueue" else f" --schema {schema}"

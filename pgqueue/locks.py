@@ -48,16 +48,29 @@ class _Lock(Generic[C]):
         self._schema = schema
         self._in_transaction = conn is not None
         self._conn: C | None = conn
+        self._is_taken = False
 
     @property
     def is_held(self) -> bool:
-        """Whether the session that holds the lock still stands, as far as can be seen from here."""
-        return self._conn is not None and _stands(self._conn)
+        """Whether it was taken and what holds it still stands, as far as can be seen from here.
+
+        That is its session, or the caller's transaction; that the caller has begun another one since
+        cannot be seen.
+        """
+        if not self._is_taken or self._conn is None or (self._in_transaction and _is_idle(self._conn)):
+            return False
+        return _stands(self._conn)
 
     def _settings(self) -> dict[str, str]:
-        """Give the session's settings; its name by SET, because a DSN's own would override ours."""
+        """Give the session's settings; its name by SET, because a DSN's own would override ours.
+
+        Whatever may be set for a role that ends a wait or an idle session is set to what we promise.
+        """
         return {
             "lock_timeout": _timeout(self._wait_seconds),
+            "statement_timeout": "0",
+            "idle_session_timeout": "0",
+            "idle_in_transaction_session_timeout": "0",
             "application_name": _APPLICATION_NAME + self.name,
         }
 
@@ -70,6 +83,14 @@ class _Lock(Generic[C]):
             raise ConfigurationError(
                 f"lock {self.name!r} needs a session of its own; a proxy that pools transactions has none: "
                 "set PGQUEUE_LISTEN_DSN to the server behind it, or lock within a transaction with conn="
+            )
+
+    def _refuse_without_transaction(self, conn: C) -> None:
+        # The lock would end with the statement that takes it.
+        if conn.autocommit and _is_idle(conn):
+            raise ConfigurationError(
+                f"lock {self.name!r}: the connection is in autocommit and in no transaction that could hold "
+                "it: take the lock within `with conn.transaction():`, or leave conn out"
             )
 
     def _refuse_twice(self) -> None:
@@ -85,17 +106,20 @@ class Lock(_Lock[Connection[Any]]):
 
         Raises:
             DatabaseUnreachable: no session could be had.
-            ConfigurationError: it is held by this object already.
+            ConfigurationError: it is held by this object already, or the connection given for it is in no
+                transaction.
         """
-        if self._in_transaction:
-            return self._acquire_in_transaction()
+        if self._conn is not None and self._in_transaction:
+            self._refuse_without_transaction(self._conn)
+            self._is_taken = self._acquire_in_transaction(self._conn)
+            return self._is_taken
         self._refuse_twice()
         found = resolve(self._dsn, os.environ, schema=self._schema)
         conn = connect(of_sessions(found.dsn, os.environ), settings=self._settings())
         try:
             self._refuse_pooler(conn)
             if run(conn, self._question(), self._schema):
-                self._conn = conn
+                self._conn, self._is_taken = conn, True
                 return True
         except errors.LockNotAvailable:
             pass
@@ -105,9 +129,8 @@ class Lock(_Lock[Connection[Any]]):
         conn.close()
         return False
 
-    def _acquire_in_transaction(self) -> bool:
-        conn, schema = self._conn, self._schema
-        assert conn is not None  # noqa: S101
+    def _acquire_in_transaction(self, conn: Connection[Any]) -> bool:
+        schema = self._schema
         if self._wait_seconds == 0:
             return run(conn, locks.try_transaction(self.name), schema)
         before = run(conn, locks.lock_timeout(), schema)
@@ -125,14 +148,16 @@ class Lock(_Lock[Connection[Any]]):
         if not self._in_transaction and self._conn is not None:
             # The session's end is the lock's end, whatever state it is in; but the server takes a moment
             # to notice that, and whoever asks after this must find the lock free.
-            conn, self._conn = self._conn, None
-            with suppress(Error):
-                run(conn, locks.unlock_session(self.name), self._schema)
-            conn.close()
+            conn, self._conn, self._is_taken = self._conn, None, False
+            try:
+                with suppress(Error):
+                    run(conn, locks.unlock_session(self.name), self._schema)
+            finally:
+                conn.close()
 
     def __enter__(self) -> Self:
         if not self.acquire():
-            raise LockBusy(self.name, self._wait_seconds or 0.0)
+            raise LockBusy(self.name, self._wait_seconds or 0.0, self._schema)
         return self
 
     def __exit__(
@@ -146,15 +171,17 @@ class AsyncLock(_Lock[AsyncConnection[Any]]):
 
     async def acquire(self) -> bool:
         """Take the lock; see `Lock.acquire`."""
-        if self._in_transaction:
-            return await self._acquire_in_transaction()
+        if self._conn is not None and self._in_transaction:
+            self._refuse_without_transaction(self._conn)
+            self._is_taken = await self._acquire_in_transaction(self._conn)
+            return self._is_taken
         self._refuse_twice()
         found = await aresolve(self._dsn, os.environ, schema=self._schema)
         conn = await aconnect(of_sessions(found.dsn, os.environ), settings=self._settings())
         try:
             self._refuse_pooler(conn)
             if await arun(conn, self._question(), self._schema):
-                self._conn = conn
+                self._conn, self._is_taken = conn, True
                 return True
         except errors.LockNotAvailable:
             pass
@@ -164,9 +191,8 @@ class AsyncLock(_Lock[AsyncConnection[Any]]):
         await conn.close()
         return False
 
-    async def _acquire_in_transaction(self) -> bool:
-        conn, schema = self._conn, self._schema
-        assert conn is not None  # noqa: S101
+    async def _acquire_in_transaction(self, conn: AsyncConnection[Any]) -> bool:
+        schema = self._schema
         if self._wait_seconds == 0:
             return await arun(conn, locks.try_transaction(self.name), schema)
         before = await arun(conn, locks.lock_timeout(), schema)
@@ -182,20 +208,26 @@ class AsyncLock(_Lock[AsyncConnection[Any]]):
     async def release(self) -> None:
         """Give the lock back; see `Lock.release`."""
         if not self._in_transaction and self._conn is not None:
-            conn, self._conn = self._conn, None
-            with suppress(Error):
-                await arun(conn, locks.unlock_session(self.name), self._schema)
-            await conn.close()
+            conn, self._conn, self._is_taken = self._conn, None, False
+            try:
+                with suppress(Error):
+                    await arun(conn, locks.unlock_session(self.name), self._schema)
+            finally:
+                await conn.close()
 
     async def __aenter__(self) -> Self:
         if not await self.acquire():
-            raise LockBusy(self.name, self._wait_seconds or 0.0)
+            raise LockBusy(self.name, self._wait_seconds or 0.0, self._schema)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.release()
+
+
+def _is_idle(conn: Connection[Any] | AsyncConnection[Any]) -> bool:
+    return conn.info.transaction_status.name == "IDLE"
 
 
 def _stands(conn: Connection[Any] | AsyncConnection[Any]) -> bool:

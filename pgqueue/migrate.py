@@ -21,7 +21,14 @@ from zlib import crc32
 
 from pgqueue import __version__
 from pgqueue.database import Connection, connect, errors
-from pgqueue.errors import ConfigurationError, PgqueueError, SchemaMissing, SchemaTooNew, SchemaTooOld
+from pgqueue.errors import (
+    ConfigurationError,
+    PgqueueError,
+    SchemaMismatch,
+    SchemaMissing,
+    SchemaTooNew,
+    SchemaTooOld,
+)
 from pgqueue.sql import SCHEMA_NAME
 
 if TYPE_CHECKING:
@@ -150,22 +157,28 @@ def check(dsn: str, schema: str = DEFAULT_SCHEMA) -> None:
     # Settings of our own, so that none made for the role is in force.
     settings = {"statement_timeout": "10s", "lock_timeout": "10s"}
     with connect(dsn, application_name="pgqueue migrate", settings=settings) as connection:
-        found = _revision(connection, schema)
-        if found is None:
-            raise SchemaMissing(schema)
-        needed = revisions()[-1]
-        if found not in revisions():
-            raise SchemaTooNew(schema, found, needed)
-        if found != needed:
-            raise SchemaTooOld(schema, found, needed)
-        recorded, version = _recorded(connection, schema)
+        if (found := mismatch(connection, schema)) is not None:
+            raise found
+
+
+def mismatch(connection: Connection[Any], schema: str = DEFAULT_SCHEMA) -> SchemaMismatch | None:
+    """Give what `check` would raise, over a connection that is there; None: the schema will do."""
+    found, needed = _revision(connection, schema), revisions()[-1]
+    if found is None:
+        return SchemaMissing(schema)
+    if found not in revisions():
+        return SchemaTooNew(schema, found, needed)
+    if found != needed:
+        return SchemaTooOld(schema, found, needed)
+    recorded, version = _recorded(connection, schema)
     wanted = {item.object: item.checksum for item in definitions(schema)}
-    if recorded != wanted and _ordered(version) <= _ordered(__version__):
-        found, needed = (
-            f"{revision} with functions {_fingerprint(checksums)}"
-            for revision, checksums in ((found, recorded), (needed, wanted))
-        )
-        raise SchemaTooOld(schema, found, needed)
+    if recorded == wanted or _ordered(version) > _ordered(__version__):
+        return None
+    return SchemaTooOld(
+        schema,
+        f"{found} with functions {_fingerprint(recorded)}",
+        f"{needed} with functions {_fingerprint(wanted)}",
+    )
 
 
 # What the files say.

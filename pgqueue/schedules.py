@@ -13,8 +13,10 @@ from typing import Any, Protocol
 from pgqueue.database import Connection, run
 from pgqueue.errors import ConfigurationError, ScheduleConflict, UnknownSchedule, UnknownTask
 from pgqueue.model import schedule
+from pgqueue.model.encoding import several
 from pgqueue.model.schedule import DEFAULT_CATCH_UP_LIMIT, CatchUp, Cron
 from pgqueue.model.task import TaskDefinition
+from pgqueue.shell import write_command
 from pgqueue.sql import inspect
 from pgqueue.sql import schedules as statements
 from pgqueue.sql.schedules import ScheduleSummary
@@ -105,6 +107,7 @@ def list_schedules(
     """
     if names is None:
         return run(conn, statements.list_schedules(), schema)
+    names = several("names", names)
     found = {entry.name: entry for entry in run(conn, statements.list_schedules(names), schema)}
     for name in names:
         if name not in found:
@@ -129,12 +132,13 @@ def remove(conn: Connection[Any], names: Sequence[str], schema: str = "pgqueue")
         UnknownSchedule: there is none of one of these names.
         ScheduleConflict: the code of a live worker declares one of them.
     """
+    names = several("names", names)
     for entry in list_schedules(conn, names, schema):
         if entry.source == "code" and entry.is_declared:
             raise ScheduleConflict(
                 entry.name,
                 f"is declared in the code of {entry.app} and would come back; take it out there, "
-                f"or pause it: pgqueue schedules pause {entry.name}",
+                f"or pause it: {write_command('schedules pause', entry.name, schema=schema)}",
             )
     run(conn, statements.remove(names), schema)
 
@@ -145,6 +149,7 @@ def pause(conn: Connection[Any], names: Sequence[str], schema: str = "pgqueue") 
     Raises:
         UnknownSchedule: there is none of one of these names.
     """
+    names = several("names", names)
     list_schedules(conn, names, schema)
     run(conn, statements.pause(names), schema)
 

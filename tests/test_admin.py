@@ -13,7 +13,7 @@ import pytest
 from pgqueue import admin
 from pgqueue.admin import DeadFilter, Outcome
 from pgqueue.database import Connection, connect
-from pgqueue.errors import JobNotFound
+from pgqueue.errors import ConfigurationError, JobNotFound
 from pgqueue.model.job import JobState
 
 WORKER = "00000000-0000-4000-8000-000000000001"
@@ -494,3 +494,35 @@ def test_dead_jobs_are_listed_the_latest_first(connection):
 
     assert len(dead) == 4
     assert all(later.died_at >= earlier.died_at for later, earlier in pairwise(dead))
+
+
+# What is given.
+
+
+@pytest.mark.parametrize("job_ids", ["1", b"1", 1])
+def test_one_text_or_number_is_not_taken_for_a_list_of_ids(connection, job_ids):
+    job_id = enqueue(connection)
+    refused = rf"job_ids must be a list of ids, not {job_ids!r}"
+
+    for call in (admin.cancel, admin.retry):
+        with pytest.raises(ConfigurationError, match=refused):
+            call(connection, job_ids)
+    with pytest.raises(ConfigurationError, match=refused):
+        DeadFilter(job_ids=job_ids)
+
+    assert admin.show_job(connection, job_id).state == JobState.READY
+
+
+def test_ids_that_come_one_by_one_are_all_heard(connection):
+    job_id = enqueue(connection)
+
+    outcomes = admin.cancel(connection, iter([job_id]))
+
+    assert [one.job_id for one in outcomes] == [job_id]
+
+
+def test_one_state_is_not_taken_for_the_list_of_its_letters(connection):
+    with pytest.raises(ConfigurationError, match="states must be a list of states, not 'ready'"):
+        admin.list_jobs(connection, states="ready")
+    with pytest.raises(ConfigurationError, match="states must be a list of states, not 'ready'"):
+        admin.LiveFilter(states="ready")

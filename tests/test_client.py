@@ -348,7 +348,7 @@ def test_arguments_of_one_mebibyte_work_and_one_byte_more_is_refused_with_size_a
     [
         (new_job(queue="q" * 101), "a queue has 1 to 100 bytes"),
         (new_job(queue=""), "a queue has 1 to 100 bytes"),
-        (new_job(unique_key="k" * 256), "a queue has 1 to 100 bytes, a task's name and each key 1 to 255"),
+        (new_job(unique_key="k" * 256), "a task's name 1 to 250, each key 1 to 255"),
         (new_job(max_attempts=0), "max_attempts 1 to 100,000"),
         (new_job(priority=-1), "priority is at least 0"),
         (new_job(priority=40_000), "out of range"),

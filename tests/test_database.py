@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -79,12 +81,77 @@ def test_a_malformed_dsn_is_not_quoted() -> None:
         assert caught.value.__suppress_context__
 
 
+# A password as it is, where a URL takes only an escaped one; each of its parts ends in -marker.
+MISSPELT = [
+    "postgresql://app:s3cr@t-marker@nowhere.invalid/shop",
+    "postgresql://app:s3cr@@t-marker@nowhere.invalid:5432/shop",
+    "postgresql://app:s-marker@@nowhere.invalid/shop",
+    "postgresql://app:s-marker/t-marker@nowhere.invalid/shop",
+    "postgresql://app:12/t-marker@nowhere.invalid/shop",
+    "postgresql://app:a@b/t-marker@nowhere.invalid/shop",
+    "postgresql://app:a@b:t-marker@nowhere.invalid/shop",
+    "postgresql://app:a@b,t-marker@nowhere.invalid/shop",
+    "postgresql://app:1/x?host=t-marker@nowhere.invalid/shop",
+    "postgresql://app@corp:t-marker@nowhere.invalid/shop",
+    "postgresql+psycopg://app:s3cr@t-marker@one.invalid,two.invalid/shop",
+    "postgresql://app:a@b?c=t-marker@nowhere.invalid/shop",
+]
+
+
+@pytest.mark.parametrize("dsn", MISSPELT)
+def test_a_password_that_is_not_escaped_is_refused_and_shown_nowhere(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psycopg, "connect", lambda **_: pytest.fail("connected"))
+    with pytest.raises(ConfigurationError, match="percent-encode the password") as caught:
+        database.connect(dsn)
+    with pytest.raises(ConfigurationError, match="percent-encode the password"):
+        asyncio.run(database.aconnect(dsn))
+
+    told = [
+        "".join(traceback.format_exception(caught.value)),
+        str(database.unreachable(dsn, psycopg.OperationalError("no"))),
+        database.describe(dsn),
+        database.redact(f"cannot use {dsn}, really"),
+    ]
+    assert not any("marker" in text or "corp" in text for text in told[:3]), told
+    assert "marker" not in told[3]
+    assert database.describe(dsn) == "the database"
+    # Behind every secret that a log hides there is nothing left of it.
+    text = dsn
+    for secret in database.passwords(dsn):
+        text = text.replace(secret, "***")
+    assert "marker" not in text
+
+
+@pytest.mark.parametrize(
+    ("dsn", "where"),
+    [
+        ("postgresql://app:s3cr%40t@h/shop", "h/shop"),
+        ("postgresql://app%40corp:x@h:5433/shop", "h:5433/shop"),
+        ("postgresql://h/my%40shop", "h/my@shop"),
+        ("postgresql://app:x@h1:1,h2:2/shop?application_name=me@shop", "h1,h2:1,2/shop"),
+        ("postgresql://app@[::1]:5433/shop", "::1:5433/shop"),
+        ("postgresql:///shop?host=/tmp&port=5433", "/tmp:5433/shop"),
+        ("host=h user=app password=a@b/c", "h/app"),
+        ("host=@abstract dbname=shop", "@abstract/shop"),
+    ],
+)
+def test_an_at_sign_that_is_where_it_may_be_is_let_through(dsn: str, where: str) -> None:
+    database._parameters(dsn, "x", must_write=False)
+
+    assert database.describe(dsn) == where
+
+
 def test_redact_hides_passwords_however_they_are_spelt() -> None:
     for text in (
         f"postgresql://u:{PASSWORD}@h/db failed",
         f"host=h password={PASSWORD} dbname=d",
         f"host=h password = '{PASSWORD} with \\' quotes' dbname=d",
         f"host=h PASSWORD={PASSWORD}",
+        f"postgresql://u:a@{PASSWORD}@h/db failed",
+        f"postgresql://u:a/{PASSWORD}@h/db failed",
+        f"postgresql://u@corp:{PASSWORD}@h/db failed",
     ):
         assert PASSWORD not in database.redact(text)
     assert database.redact("host=h dbname=d") == "host=h dbname=d"
@@ -112,6 +179,42 @@ def test_a_statement_runs_the_same_on_every_kind_of_connection(fast_dsn: str) ->
     assert asyncio.run(on_async()) == 42
 
 
+@pytest.mark.parametrize(
+    ("dsn", "environ", "asked"),
+    [
+        ("host=a,b dbname=shop", {}, "read-write"),
+        ("postgresql://a:1,b:2/shop", {}, "read-write"),
+        ("hostaddr=10.0.0.1,10.0.0.2 dbname=shop", {}, "read-write"),
+        ("dbname=shop", {"PGHOST": "a,b"}, "read-write"),
+        ("", {"PGHOST": "a,b"}, "read-write"),
+        ("", {"PGSERVICE": "shop"}, "read-write"),
+        ("", {"PGSERVICE": "reports"}, None),
+        ("", {"PGSERVICE": "nobody's"}, None),
+        ("host=a dbname=shop", {"PGHOST": "a,b"}, None),
+        ("host=a dbname=shop", {}, None),
+        ("host=a,b target_session_attrs=prefer-standby", {}, "prefer-standby"),
+        ("postgresql://a,b/shop?target_session_attrs=any", {}, "any"),
+        ("host=a,b", {"PGTARGETSESSIONATTRS": "any"}, None),
+    ],
+)
+def test_of_several_hosts_the_one_that_takes_writes_is_meant_unless_somebody_says_otherwise(
+    dsn: str,
+    environ: dict[str, str],
+    asked: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    services = tmp_path / "services"
+    services.write_text("[shop]\nhost=a,b\n[reports]\nhost=a,b\ntarget_session_attrs=standby\n")
+    monkeypatch.setenv("PGSERVICEFILE", str(services))
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+
+    parameters = database._parameters(dsn, "x", must_write=False)
+
+    assert parameters.get("target_session_attrs") == asked
+
+
 def test_the_servers_trouble_is_told_from_the_statements() -> None:
     errors = psycopg.errors
 
@@ -127,3 +230,17 @@ def test_the_servers_trouble_is_told_from_the_statements() -> None:
         assert not database.is_infrastructure(mistake)
     for busy in (errors.LockNotAvailable(), errors.QueryCanceled(), errors.DeadlockDetected()):
         assert database.is_busy(busy)
+
+
+def test_a_socket_that_nobody_named_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PGHOST", "PGHOSTADDR", "PGPORT", "PGSERVICE"):
+        monkeypatch.delenv(name, raising=False)
+    failed = psycopg.OperationalError(
+        'connection to server on socket "/run/nosuch/.s.PGSQL.5432" failed: No such file or directory'
+    )
+
+    told = str(database.unreachable("dbname=shop", failed))
+
+    assert told == (
+        "cannot connect to local socket /run/nosuch/.s.PGSQL.5432, database shop: No such file or directory"
+    )

@@ -41,6 +41,20 @@ def test_all_means_what_is_known_and_what_is_paused(conn):
     assert limits.resume_queues(conn) == []
 
 
+def test_all_can_be_resumed_that_were_paused_for_a_reason(conn):
+    limits.pause_queues(conn, ["mail"], seconds=28_800, reason="provider is down")
+    conn.execute("INSERT INTO pgqueue.jobs (task, queue) VALUES ('t', 'web')")
+
+    paused = limits.pause_queues(conn, reason="runaway")
+    told = limits.list_pauses(conn)
+    resumed = limits.resume_queues(conn, reason="runaway")
+
+    assert (paused, resumed) == (["web"], ["web"])
+    assert [(one.queue, one.reason) for one in told] == [("mail", "provider is down"), ("web", "runaway")]
+    assert 28_700 < (told[0].until - told[0].seen_at).total_seconds() <= 28_800
+    assert [one.queue for one in limits.list_pauses(conn)] == ["mail"]
+
+
 def test_a_pause_ends_after_so_long_or_at_an_instant(conn):
     until = datetime(2030, 1, 31, 12, tzinfo=UTC)
 
@@ -58,12 +72,55 @@ def test_a_pause_ends_after_so_long_or_at_an_instant(conn):
     [
         ({"seconds": 5, "until": datetime(2030, 1, 1, tzinfo=UTC)}, "a length or an end, not both"),
         ({"until": datetime(2030, 1, 1)}, "2030-01-01T00:00:00 has no time zone"),  # noqa: DTZ001
+        ({"until": "2030-01-01"}, "until must be a datetime"),
+        ({"until": datetime(3000, 1, 1, tzinfo=UTC)}, "until must lie between the years 2000 and 3000"),
         ({"queues": [""]}, "queue must be a text"),
+        ({"until": datetime(2020, 1, 1, tzinfo=UTC)}, "until 2020-01-01 00:00:00 UTC would be over already"),
+        ({"queues": "mail"}, "queues must be a list of names, not 'mail'"),
+        ({"queues": b"mail"}, "queues must be a list of names"),
+        ({"queues": 5}, "queues must be a list of names, not 5"),
+        ({"seconds": -5}, "seconds must be above 0 and at most 3,200,000,000, not -5"),
+        ({"seconds": 0}, "seconds must be"),
+        ({"seconds": float("nan")}, "seconds must be"),
+        ({"seconds": 1e300}, "seconds must be"),
+        ({"seconds": "90"}, "seconds must be"),
+        ({"seconds": True}, "seconds must be"),
+        ({"reason": "a\0b"}, "reason contains a NUL"),
+        ({"reason": 5}, "reason must be a text"),
     ],
 )
 def test_a_pause_that_makes_no_sense_is_refused(conn, said, message):
     with pytest.raises(ConfigurationError, match=message):
         limits.pause_queues(conn, **said)
+
+    assert settings(conn) == []
+
+
+def test_names_that_come_one_by_one_are_all_heard(conn):
+    assert limits.pause_queues(conn, (name for name in "ab")) == ["a", "b"]
+    assert limits.resume_queues(conn, iter(["a"])) == ["a"]
+
+
+@pytest.mark.parametrize("max_running", [-1, 10**12, 1.5, True, "1"])
+def test_a_ceiling_that_makes_no_sense_is_refused(conn, max_running):
+    limits.pause_queues(conn, ["mail"])
+    before = settings(conn)
+
+    with pytest.raises(ConfigurationError, match="max_running must be a whole number between 0 and"):
+        limits.limit_queue(conn, "mail", max_running)
+    with pytest.raises(ConfigurationError, match="max_running must be a whole number between 0 and"):
+        limits.resume_queues(conn, ["mail"], max_running=max_running)
+
+    assert settings(conn) == before
+
+
+def test_what_else_makes_no_sense_is_refused(conn):
+    with pytest.raises(ConfigurationError, match="queues must be a list of names"):
+        limits.resume_queues(conn, "mail")
+    with pytest.raises(ConfigurationError, match="reason contains a NUL"):
+        limits.limit_queue(conn, "mail", 1, reason="a\0b")
+    with pytest.raises(ConfigurationError, match="name contains a NUL"):
+        limits.remove_limit(conn, "a\0b")
 
     assert settings(conn) == []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import psycopg
 import pytest
@@ -114,6 +115,78 @@ def test_on_a_connection_of_the_callers_it_ends_with_the_transaction(app, fast_d
         pass
 
 
+@pytest.mark.parametrize("wait_seconds", [0, 0.2, None])
+def test_a_connection_without_a_transaction_that_could_hold_it_is_refused(
+    app, fast_dsn, connect, wait_seconds
+):
+    conn = connect(fast_dsn)
+    lock = app.lock("report", wait_seconds=wait_seconds, conn=conn)
+
+    with pytest.raises(pgqueue.ConfigurationError, match=r"'report': .*with conn\.transaction\(\)"):
+        lock.acquire()
+    assert not lock.is_held
+
+    with conn.transaction(), lock:
+        assert lock.is_held
+        assert not app.lock("report").acquire()
+    assert not lock.is_held
+    with app.lock("report"):
+        pass
+
+
+def test_a_lock_of_a_transaction_is_held_from_its_acquire_to_the_transactions_end(app, fast_dsn, connect):
+    conn = connect(fast_dsn, autocommit=False)
+    conn.execute("SELECT 1")
+    lock, other = app.lock("report", conn=conn), app.lock("another", conn=conn)
+    with app.lock("another"):
+        refused = other.acquire()
+    before = lock.is_held
+
+    lock.acquire()
+    taken = lock.is_held
+    lock.release()
+    released = lock.is_held
+    conn.rollback()
+
+    assert (refused, other.is_held, before, taken, released, lock.is_held) == (
+        False,
+        False,
+        False,
+        True,
+        True,
+        False,
+    )
+
+
+def test_settings_of_a_role_neither_cut_a_wait_short_nor_end_a_lock(app, fast_dsn, connect):
+    conn = connect(fast_dsn)
+    settings = {
+        "statement_timeout": "300ms",
+        "idle_session_timeout": "300ms",
+        "idle_in_transaction_session_timeout": "300ms",
+        "transaction_timeout": "300ms",
+        "lock_timeout": "100ms",
+    }
+    if conn.info.server_version < 170_000:
+        del settings["transaction_timeout"]
+    conn.execute("CREATE ROLE hasty LOGIN SUPERUSER")
+    try:
+        for name, value in settings.items():
+            conn.execute(f"ALTER ROLE hasty SET {name} = '{value}'")
+        hasty = pgqueue.App(psycopg.conninfo.make_conninfo(fast_dsn, user="hasty"))
+        with app.lock("report"):
+            began_at = time.monotonic()
+            assert not hasty.lock("report", wait_seconds=1.0).acquire()
+            assert time.monotonic() - began_at >= 1.0
+            assert not asyncio.run(hasty.alock("report", wait_seconds=0.6).acquire())
+        with hasty.lock("report") as held:
+            # Longer than any of the role's limits.
+            assert not app.lock("report", wait_seconds=0.8).acquire()
+            assert held.is_held
+    finally:
+        conn.execute("DROP ROLE hasty")
+
+
 @pytest.mark.parametrize("wait_seconds", [0, 0.2])
 def test_a_transaction_that_did_not_get_the_lock_is_still_good(app, fast_dsn, connect, wait_seconds):
     conn = connect(fast_dsn, autocommit=False)
@@ -137,6 +210,35 @@ def test_the_async_form_does_the_same(app, fast_dsn):
         assert not held.is_held
         async with app.alock("report", wait_seconds=None):
             pass
+
+    asyncio.run(come())
+
+
+def test_the_async_form_refuses_a_connection_without_a_transaction_too(app, fast_dsn):
+    async def come():
+        async with await psycopg.AsyncConnection.connect(fast_dsn, autocommit=True) as conn:
+            lock = app.alock("report", conn=conn)
+            with pytest.raises(pgqueue.ConfigurationError, match=r"with conn\.transaction\(\)"):
+                await lock.acquire()
+            before = lock.is_held
+            async with conn.transaction(), lock:
+                return before, lock.is_held
+
+    assert asyncio.run(come()) == (False, True)
+
+
+def test_a_release_that_is_cancelled_half_way_still_gives_the_lock_back(app, fast_dsn, connect):
+    conn = connect(fast_dsn)
+
+    async def come():
+        lock = app.alock("report")
+        await lock.acquire()
+        releasing = asyncio.create_task(lock.release())
+        await asyncio.sleep(0)  # it has begun
+        releasing.cancel()
+        await asyncio.wait([releasing])
+        # It is kept by nobody but the loop, as long as this waits.
+        await asyncio.to_thread(wait_until, lambda: sessions(conn) == 0)
 
     asyncio.run(come())
 

@@ -168,6 +168,30 @@ def test_all_of_the_names_must_exist_or_nothing_is_done(conn):
     assert not get(conn).is_paused
 
 
+@pytest.mark.parametrize(
+    "call", [schedules.list_schedules, schedules.remove, schedules.pause, schedules.resume]
+)
+def test_one_name_is_not_taken_for_the_list_of_its_letters(conn, call):
+    add(conn, "a")
+
+    with pytest.raises(ConfigurationError, match="names must be a list of names, not 'a'"):
+        call(conn, "a")
+
+    assert not get(conn, "a").is_paused
+
+
+def test_names_that_come_one_by_one_are_all_heard(conn):
+    add(conn, "a")
+
+    schedules.pause(conn, iter(["a"]))
+    paused = get(conn, "a").is_paused
+    resumed = schedules.resume(conn, iter(["a"]))
+    schedules.remove(conn, iter(["a"]))
+
+    assert (paused, [name for name, _ in resumed]) == (True, ["a"])
+    assert schedules.schedule_names(conn) == []
+
+
 def test_one_of_the_code_can_be_paused_but_not_removed_while_a_worker_has_it(conn):
     add(conn)
     declare(conn)

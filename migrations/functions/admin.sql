@@ -126,8 +126,10 @@ AS $$
     ORDER BY 1
 $$;
 
--- Start nothing more in these queues (NULL: all that are known), until that instant, for so long by our clock, or
--- until somebody resumes; what runs, runs on. Rings, so that whoever sleeps learns when it ends. Gives the queues.
+-- Start nothing more in these queues, until that instant, for so long by our clock, or until somebody resumes; what
+-- runs, runs on. An end that does not lie ahead by our clock is refused. NULL: all that are known, but a pause that is
+-- in force keeps its end and its reason. Rings, so that whoever sleeps learns when it ends. Gives the queues that it
+-- paused.
 CREATE OR REPLACE FUNCTION {{schema}}.pause_queues(
     names text[] DEFAULT NULL, reason text DEFAULT NULL, seconds double precision DEFAULT NULL,
     until timestamptz DEFAULT NULL
@@ -142,40 +144,71 @@ DECLARE
         FROM unnest(coalesce(pause_queues.names, ARRAY(SELECT k.name FROM known_queues() AS k (name)))) AS n (name)
         ORDER BY 1
     );
+    ends_at timestamptz := coalesce(
+        pause_queues.until, clock_timestamp() + make_interval(secs => pause_queues.seconds)
+    );
+    paused text[];
 BEGIN
-    INSERT INTO queues AS q (name, is_paused, paused_until, reason)
-    SELECT c.name, true, coalesce(pause_queues.until, clock_timestamp() + make_interval(secs => pause_queues.seconds)),
-           pause_queues.reason
-    FROM unnest(chosen) AS c (name) ORDER BY 1
-    ON CONFLICT (name) DO UPDATE SET
-        is_paused = true, paused_until = excluded.paused_until, reason = excluded.reason,
-        updated_at = clock_timestamp();
-    PERFORM ring(chosen);
-    RETURN QUERY SELECT c.name FROM unnest(chosen) AS c (name);
+    IF ends_at <= clock_timestamp() THEN
+        RAISE EXCEPTION 'a pause % would be over already; it is % UTC by the clock of the database',
+            coalesce('until ' || to_char(pause_queues.until AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"'),
+                     'of ' || pause_queues.seconds || ' s'),
+            to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS')
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    WITH held AS (
+        INSERT INTO queues AS q (name, is_paused, paused_until, reason)
+        SELECT c.name, true, ends_at, pause_queues.reason
+        FROM unnest(chosen) AS c (name) ORDER BY 1
+        ON CONFLICT (name) DO UPDATE SET
+            is_paused = true, paused_until = excluded.paused_until, reason = excluded.reason,
+            updated_at = clock_timestamp()
+        WHERE pause_queues.names IS NOT NULL OR NOT q.is_paused OR q.paused_until <= clock_timestamp()
+        RETURNING q.name
+    )
+    SELECT array_agg(h.name) INTO paused FROM held AS h;
+    PERFORM ring(paused);
+    RETURN QUERY SELECT p.name FROM unnest(paused) AS p (name);
 END $$;
 
--- Go on in these queues (NULL: all that are paused), with at most so many running at a time if that is said, and wake
--- their workers. Gives the queues.
-CREATE OR REPLACE FUNCTION {{schema}}.resume_queues(names text[] DEFAULT NULL, max_running integer DEFAULT NULL)
-RETURNS SETOF text
+-- Go on in these queues (NULL: all whose pause is in force), with a reason only in those that are paused for it ('':
+-- without one), and wake their workers. With at most so many running at a time if that is said; of all of them only
+-- those get the limit that have none. Gives the queues.
+CREATE OR REPLACE FUNCTION {{schema}}.resume_queues(
+    names text[] DEFAULT NULL, max_running integer DEFAULT NULL, reason text DEFAULT NULL
+) RETURNS SETOF text
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp
 AS $$
 #variable_conflict use_column
 DECLARE
+    paused text[] := ARRAY(
+        SELECT q.name FROM queues AS q
+        WHERE q.is_paused AND (q.paused_until > clock_timestamp()) IS NOT FALSE
+          AND (resume_queues.reason IS NULL OR coalesce(q.reason, '') = resume_queues.reason)
+    );
     chosen text[] := ARRAY(
-        SELECT DISTINCT n.name
-        FROM unnest(coalesce(resume_queues.names, ARRAY(SELECT q.name FROM queues AS q WHERE q.is_paused))) AS n (name)
+        SELECT DISTINCT n.name FROM unnest(coalesce(resume_queues.names, paused)) AS n (name)
+        WHERE resume_queues.reason IS NULL OR n.name = ANY (paused)
         ORDER BY 1
     );
+    resumed text[];
 BEGIN
-    INSERT INTO queues AS q (name, max_running)
-    SELECT c.name, resume_queues.max_running FROM unnest(chosen) AS c (name) ORDER BY 1
-    ON CONFLICT (name) DO UPDATE SET
-        is_paused = false, paused_until = NULL, reason = NULL,
-        max_running = coalesce(excluded.max_running, q.max_running), updated_at = clock_timestamp();
-    PERFORM ring(chosen);
-    RETURN QUERY SELECT c.name FROM unnest(chosen) AS c (name);
+    WITH freed AS (
+        INSERT INTO queues AS q (name, max_running)
+        SELECT c.name, resume_queues.max_running FROM unnest(chosen) AS c (name) ORDER BY 1
+        ON CONFLICT (name) DO UPDATE SET
+            is_paused = false, paused_until = NULL, reason = NULL,
+            max_running = CASE WHEN resume_queues.names IS NULL THEN coalesce(q.max_running, excluded.max_running)
+                               ELSE coalesce(excluded.max_running, q.max_running) END,
+            updated_at = clock_timestamp()
+        -- Again, on the newest row: it may have been paused for another reason meanwhile.
+        WHERE resume_queues.reason IS NULL OR coalesce(q.reason, '') = resume_queues.reason
+        RETURNING q.name
+    )
+    SELECT array_agg(f.name) INTO resumed FROM freed AS f;
+    PERFORM ring(resumed);
+    RETURN QUERY SELECT r.name FROM unnest(resumed) AS r (name);
 END $$;
 
 -- Let at most so many jobs of a queue run at a time, over all workers; 0: none is started, NULL: no limit. What runs

@@ -1,6 +1,7 @@
 -- Who paused, cancelled, redrove, changed a limit, and when. Settings are watched by triggers, so that a
 -- plain UPDATE is written down like a call; what is done to jobs is written down by the function or the statement
--- that does it. In its transaction: there is no entry of what did not happen, and nothing happens without one.
+-- that does it. In its transaction: there is no entry of what was rolled back. Not seen is a DELETE by hand of dead
+-- jobs or of keys; and an operator, who may write entries, may write false ones.
 
 -- Write one entry. The role is the one that logged in, whatever it has become since; who is behind it says so by
 -- SET LOCAL pgqueue.actor = '...'. SECURITY DEFINER: whoever may act needs no right to write here, and gets none.

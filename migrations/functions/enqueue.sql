@@ -51,6 +51,9 @@ DECLARE
     old record;
     latest_seconds double precision := coalesce(enqueue_one.max_delay_seconds, 10 * enqueue_one.delay_seconds);
 BEGIN
+    IF enqueue_one.task IS NULL THEN
+        RAISE EXCEPTION 'the job has no task' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     IF enqueue_one.on_conflict IN ('skip', 'replace', 'reject', 'debounce') IS NOT TRUE THEN
         RAISE EXCEPTION 'on_conflict is %, not skip, replace, reject or debounce', enqueue_one.on_conflict
             USING ERRCODE = 'invalid_parameter_value';
@@ -154,6 +157,8 @@ END $$;
 -- replace = that job takes our arguments unless it runs already, debounce = the same, and it is put off again, but
 -- not beyond max_delay_seconds (ten times the delay) after it was made, reject = unique_violation on
 -- jobs_unique_key. unique_until end = also while it runs (the default), start = until it is claimed.
+-- replace and debounce: call it last in a transaction. Until its end completions of the key that the job left wait,
+-- and what waits for such a completion in turn can be a deadlock, which the server ends by an error.
 CREATE OR REPLACE FUNCTION {{schema}}.enqueue(
     task text,
     args jsonb DEFAULT '{}',
@@ -200,6 +205,8 @@ DECLARE
     members text[] := '{task, args, queue, run_at, delay_seconds, max_delay_seconds, priority, max_attempts,
                         timeout_seconds, concurrency_key, concurrency_limit, unique_key, unique_until, on_conflict,
                         idempotency_key, headers}';
+    unique_keys text[];
+    ids bigint[];
     stranger record;
     is_plain boolean;
 BEGIN
@@ -215,9 +222,12 @@ BEGIN
         SELECT e.nth - 1 AS place, (SELECT min(k.name) FROM jsonb_object_keys(e.job - members) AS k (name)) AS name
         INTO stranger
         FROM jsonb_array_elements(enqueue_many.jobs) WITH ORDINALITY AS e (job, nth)
-        WHERE e.job - members <> '{}'
+        WHERE e.job - members <> '{}' OR e.job ->> 'task' IS NULL
         LIMIT 1;
-        IF FOUND THEN
+        IF FOUND AND stranger.name IS NULL THEN
+            RAISE EXCEPTION 'job % of enqueue_many has no task', stranger.place
+                USING ERRCODE = 'invalid_parameter_value';
+        ELSIF FOUND THEN
             RAISE EXCEPTION 'job % of enqueue_many has the member "%", which is none of: %',
                 stranger.place, left(stranger.name, 100), array_to_string(members, ', ')
                 USING ERRCODE = 'invalid_parameter_value';
@@ -269,15 +279,29 @@ BEGIN
         RETURNING j.id, 'inserted'::text;
         RETURN;
     END IF;
+    unique_keys := ARRAY(
+        SELECT coalesce(e.job ->> 'unique_key', CASE WHEN t.unique_key IS NOT NULL THEN
+                   fill_key(t.unique_key, coalesce(nullif(e.job -> 'args', 'null'), '{}'), t.args_schema, t.name,
+                            'unique_key') END)
+        FROM jsonb_array_elements(enqueue_many.jobs) WITH ORDINALITY AS e (job, nth)
+        LEFT JOIN tasks AS t ON t.name = e.job ->> 'task'
+        ORDER BY e.nth
+    );
+    -- What will be replaced, in order of id, as everybody locks rows.
+    ids := ARRAY(
+        SELECT (SELECT j.id FROM jobs AS j WHERE j.unique_key = unique_keys[e.nth])
+        FROM jsonb_array_elements(enqueue_many.jobs) WITH ORDINALITY AS e (job, nth)
+        WHERE e.job ->> 'on_conflict' IN ('replace', 'debounce')
+        ORDER BY 1
+    );
+    PERFORM FROM unnest(ids) AS u (id)
+    CROSS JOIN LATERAL (SELECT FROM jobs AS j WHERE j.id = u.id AND j.state <> 'running' FOR NO KEY UPDATE) AS j;
     -- With unique keys: one at a time, in order of unique_key, so that two batches with the same
     -- keys meet in the same order and wait for each other instead of deadlocking.
     RETURN QUERY
     WITH given AS MATERIALIZED (
-        SELECT e.job, e.nth, coalesce(e.job ->> 'unique_key', CASE WHEN t.unique_key IS NOT NULL THEN
-                   fill_key(t.unique_key, coalesce(nullif(e.job -> 'args', 'null'), '{}'), t.args_schema, t.name,
-                            'unique_key') END) AS unique_key
+        SELECT e.job, e.nth, unique_keys[e.nth] AS unique_key
         FROM jsonb_array_elements(enqueue_many.jobs) WITH ORDINALITY AS e (job, nth)
-        LEFT JOIN tasks AS t ON t.name = e.job ->> 'task'
         ORDER BY 3 NULLS LAST, 2
     ), made AS MATERIALIZED (
         SELECT g.nth, enqueue_one(

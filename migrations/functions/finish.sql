@@ -105,6 +105,10 @@ BEGIN
     IF settle.verdicts IS NULL THEN
         RETURN;
     END IF;
+    IF EXISTS (SELECT FROM unnest(settle.verdicts) AS v WHERE v.state = 'cancelled') THEN
+        -- After a week without a worker there is none for today.
+        PERFORM make_partitions(0);
+    END IF;
     WITH verdict AS MATERIALIZED (
         SELECT v.place, v.state, v.run_at, v.reason, v.attempt, v.crashes FROM unnest(settle.verdicts) AS v
     ), again AS (
@@ -315,8 +319,8 @@ BEGIN
     RETURN QUERY SELECT v.job_id, v.state FROM unnest(verdicts) AS v;
 END $$;
 
--- Take back jobs whose lease ran out. A job past its deadline failed (timed out); any other one
--- crashed: that counts in crashes, not against its attempts, and max_crashes of them make it dead.
+-- Take back jobs whose lease ran out. A job past its deadline failed (timed out) and waits with full jitter;
+-- any other one crashed, with what follows as in crash: the first time it is ready at once.
 -- The deadline's grace lets the owner kill and report first. Takes each job once, however many reap.
 CREATE OR REPLACE FUNCTION {{schema}}.reap(
     max_jobs integer DEFAULT 500, base_seconds double precision DEFAULT 1, max_seconds double precision DEFAULT 60,
@@ -332,7 +336,10 @@ BEGIN
     SELECT array_agg(ROW(
         h.place, h.id, s.state,
         CASE s.state WHEN 'scheduled' THEN
-            clock_timestamp() + full_jitter(h.attempt, reap.base_seconds, reap.max_seconds) END,
+            clock_timestamp() + full_jitter(
+                CASE WHEN h.is_overdue THEN h.attempt - h.crashes ELSE h.crashes - 1 END, reap.base_seconds,
+                reap.max_seconds
+            ) END,
         CASE WHEN h.is_overdue THEN 'timed out' ELSE 'lease expired: the worker crashed or was cut off' END,
         h.attempt, h.crashes, h.concurrency_key, h.task, h.queue
     )::verdict) INTO verdicts
@@ -352,6 +359,7 @@ BEGIN
         SELECT CASE WHEN h.cancel_requested_at IS NOT NULL THEN 'cancelled'
                     WHEN h.crashes >= reap.max_crashes AND NOT h.is_overdue THEN 'dead'
                     WHEN h.attempt - h.crashes >= h.max_attempts THEN 'dead'
+                    WHEN h.crashes = 1 AND NOT h.is_overdue THEN 'ready'
                     ELSE 'scheduled' END AS state
     ) AS s;
     PERFORM settle(verdicts);

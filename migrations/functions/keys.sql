@@ -56,6 +56,7 @@ DECLARE
     tries integer := 0;
     woken text[] := '{}';
     queues text[];
+    now timestamptz;
 BEGIN
     WITH asked AS MATERIALIZED (
         SELECT DISTINCT k.key FROM unnest(unblock.keys) AS k (key) WHERE k.key IS NOT NULL
@@ -71,6 +72,8 @@ BEGIN
     END IF;
 
     LOOP
+        -- Not when the statement began: a job that came, and was parked, while it waited for the lock is due too.
+        now := clock_timestamp();
         WITH RECURSIVE spot AS (       -- each queue in which a key has waiting jobs
             SELECT k.key, (
                 SELECT w.queue FROM jobs AS w
@@ -92,7 +95,7 @@ BEGIN
             CROSS JOIN LATERAL (
                 SELECT j.state, j.concurrency_limit FROM jobs AS j
                 WHERE j.concurrency_key = s.key AND j.queue = s.queue AND j.state IN ('ready', 'blocked')
-                  AND j.run_at <= statement_timestamp()
+                  AND j.run_at <= now
                 ORDER BY j.priority, j.run_at, j.id
                 LIMIT 1
             ) AS w
@@ -110,7 +113,7 @@ BEGIN
         LEFT JOIN LATERAL (
             SELECT j.ctid AS place, j.state FROM jobs AS j
             WHERE j.concurrency_key = i.key AND j.queue = i.queue AND j.state IN ('ready', 'blocked')
-              AND j.run_at <= statement_timestamp()
+              AND j.run_at <= now
             ORDER BY j.priority, j.run_at, j.id
             LIMIT 1
             FOR NO KEY UPDATE SKIP LOCKED

@@ -7,7 +7,7 @@
 CREATE OR REPLACE FUNCTION {{schema}}.make_partitions(days integer DEFAULT 7, first_day date DEFAULT NULL)
 RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
-SET search_path = {{schema}}, pg_temp SET lock_timeout = '2s'
+SET search_path = {{schema}}, pg_temp SET lock_timeout = '2s' SET datestyle = 'ISO' SET timezone = 'UTC'
 AS $$
 DECLARE
     day date;
@@ -39,8 +39,8 @@ BEGIN
     RETURN made;
 END $$;
 
--- Drop one of the expired partitions at once, for a worker that does not own the tables, or that has no session to keep a lock in. An
--- insert waits for it 0.2 s at the most; if somebody reads the history just then, another time will do.
+-- Drop one of the expired partitions at once, for a worker that does not own the tables, or that has no session to keep
+-- a lock in. An insert waits for it 0.2 s at the most; if somebody reads the history just then, another time will do.
 CREATE OR REPLACE FUNCTION {{schema}}.drop_partition(name text, retention interval) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {{schema}}, pg_temp SET lock_timeout = '200ms'
@@ -69,7 +69,7 @@ AS $$
     LEFT JOIN pg_inherits AS i ON i.inhrelid = c.oid
     WHERE c.relnamespace = '{{schema}}'::regnamespace AND c.relkind = 'r' AND c.relname ~ '^finished_jobs_\d{8}$'
       AND to_date(right(c.relname, 8), 'YYYYMMDD') + 1
-          <= ((clock_timestamp() - expired_partitions.retention) AT TIME ZONE 'UTC')::date
+          <= ((clock_timestamp() - greatest(expired_partitions.retention, interval '0')) AT TIME ZONE 'UTC')::date
     ORDER BY c.relname
     LIMIT 50
 $$;

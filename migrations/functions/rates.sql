@@ -22,7 +22,8 @@ AS $$
 $$;
 
 -- Make the rows of names that meet a pattern and have none yet. Never waits: one that another claim is just
--- making is not there for us.
+-- making is not there for us, nor is a pattern that somebody is changing or removing. Whoever does that waits for us,
+-- and sees what we have made.
 CREATE OR REPLACE FUNCTION {{schema}}.rate_make(names text[]) RETURNS void
 LANGUAGE sql VOLATILE
 SET search_path = {{schema}}, pg_temp
@@ -40,7 +41,11 @@ AS $$
         WHERE m.pattern IS NOT NULL AND pg_try_advisory_xact_lock(hashtextextended('{{schema}}.rate:' || m.name, 0))
         OFFSET 0
     ) AS n
-    JOIN rate_limits AS p ON p.name = n.pattern
+    CROSS JOIN LATERAL (
+        SELECT r.name, r.tokens_per_second, r.burst FROM rate_limits AS r
+        WHERE r.name = n.pattern
+        FOR KEY SHARE SKIP LOCKED
+    ) AS p
     ON CONFLICT DO NOTHING
 $$;
 
@@ -489,6 +494,8 @@ DECLARE
 BEGIN
     NEW.tat := now + greatest(OLD.tat - now, interval '0') * (OLD.tokens_per_second / NEW.tokens_per_second);
     NEW.next_at := CASE WHEN OLD.next_at IS NOT NULL THEN now END;
+    -- Against a claim that is making rows from it: see rate_make.
+    PERFORM FROM rate_limits AS r WHERE r.name = NEW.name AND right(r.name, 1) = '*' FOR UPDATE;
     UPDATE rate_limits AS r SET tokens_per_second = NEW.tokens_per_second, burst = NEW.burst
     WHERE r.pattern = NEW.name;
     RETURN NEW;

@@ -60,5 +60,6 @@ GRANT EXECUTE ON FUNCTION
     {{schema}}.cancel, {{schema}}.redrive, {{schema}}.pause_queues, {{schema}}.resume_queues, {{schema}}.limit_queue,
     {{schema}}.breaker_open, {{schema}}.breaker_close, {{schema}}.breaker_set,
     {{schema}}.rate_set, {{schema}}.rate_remove, {{schema}}.enqueue_tick, {{schema}}.once_lock,
+    {{schema}}.make_partitions,
     {{schema}}.bell_channel, {{schema}}.ring, {{schema}}.audit, {{schema}}.audit_jobs
     TO {{schema}}_operator;

@@ -7,6 +7,8 @@
 -- constraint's name: that is what a client sees.
 CREATE DOMAIN {{schema}}.queue_name AS text
     CONSTRAINT jobs_names_fit CHECK (octet_length(VALUE) BETWEEN 1 AND 100);
+CREATE DOMAIN {{schema}}.task_name AS text      -- its limit is named 'task:T'
+    CONSTRAINT jobs_names_fit CHECK (octet_length(VALUE) BETWEEN 1 AND 250);
 CREATE DOMAIN {{schema}}.short_name AS text
     CONSTRAINT jobs_names_fit CHECK (octet_length(VALUE) BETWEEN 1 AND 255);
 CREATE DOMAIN {{schema}}.limit_name AS text     -- the limits of whole queues are named 'queue:Q'
@@ -43,7 +45,7 @@ CREATE TABLE {{schema}}.jobs (
     concurrency_limit {{schema}}.slot_limit NOT NULL,
     is_unique_until_start boolean NOT NULL,     -- it gives its unique_key up when it is claimed
     queue {{schema}}.queue_name NOT NULL,
-    task {{schema}}.short_name NOT NULL,
+    task {{schema}}.task_name NOT NULL,
     args {{schema}}.object_document NOT NULL DEFAULT '{}',
     state text NOT NULL,
     attempt {{schema}}.attempt_count NOT NULL DEFAULT 0,
@@ -67,7 +69,7 @@ CREATE TABLE {{schema}}.jobs (
     CONSTRAINT jobs_state_is_sound CHECK (
         CASE WHEN state = 'running' THEN
             num_nulls(claim_token, worker_id, heartbeat_at, lease_seconds, started_at) = 0
-            AND lease_seconds > 0
+            AND lease_seconds > 0 AND lease_seconds <= 86400
             AND rate_parked_at IS NULL
             AND (concurrency_key IS NULL) = (concurrency_slot IS NULL)
             AND coalesce(concurrency_slot BETWEEN 1 AND concurrency_limit, true)
@@ -213,7 +215,7 @@ CREATE TABLE {{schema}}.tasks (
     args_schema jsonb,
     seen_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     CONSTRAINT tasks_names_fit CHECK (
-        octet_length(name) BETWEEN 1 AND 255
+        octet_length(name) BETWEEN 1 AND 250
         AND octet_length(queue) BETWEEN 1 AND 100
         AND octet_length(concurrency_key) BETWEEN 1 AND 255
         AND octet_length(unique_key) BETWEEN 1 AND 255
@@ -250,6 +252,8 @@ CREATE TABLE {{schema}}.rate_limits (
     tokens_per_second double precision NOT NULL
         CONSTRAINT rate_limits_rate_fits CHECK (tokens_per_second > 0 AND tokens_per_second <= 1000000),
     burst integer NOT NULL DEFAULT 1 CONSTRAINT rate_limits_burst_fits CHECK (burst BETWEEN 1 AND 100000),
+    -- An empty bucket is full again within a century: what comes after that cannot be computed.
+    CONSTRAINT rate_limits_can_be_waited_for CHECK (burst / tokens_per_second <= 3e9),
     tat timestamptz NOT NULL DEFAULT '2000-01-01Z',     -- theoretical arrival time of the next token used
     next_at timestamptz,                                -- NULL: nobody waits in line
     taken bigint NOT NULL DEFAULT 0
@@ -289,7 +293,7 @@ CREATE TABLE {{schema}}.schedules (
         octet_length(name) BETWEEN 1 AND 255
         AND octet_length(cron) BETWEEN 1 AND 255
         AND octet_length(timezone) BETWEEN 1 AND 255
-        AND octet_length(task) BETWEEN 1 AND 255
+        AND octet_length(task) BETWEEN 1 AND 250
         AND octet_length(queue) BETWEEN 1 AND 100
     ),
     CONSTRAINT schedules_args_fit CHECK (jsonb_typeof(args) = 'object' AND octet_length(args::text) <= 1048576)

@@ -7,7 +7,6 @@ Commands are imported when they are called, and import what they need when they 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import sys
@@ -16,11 +15,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any
 
 import click
 
 from pgqueue import __version__
+from pgqueue.cli import streams
 from pgqueue.errors import PgqueueError
 
 # In the order a newcomer meets them.
@@ -34,7 +33,6 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 
 DATABASE_UNREACHABLE = 75
 INTERRUPTED = 130
-BROKEN_PIPE = 141
 
 
 class LazyGroup(click.Group):
@@ -57,14 +55,6 @@ class LazyGroup(click.Group):
             near = get_close_matches(args[0], names, n=1)
             ctx.fail(f"no command {args[0]!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError:
-            # Nobody reads any more. The interpreter's last flush must not complain about it either.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            ctx.exit(BROKEN_PIPE)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, self.list_commands(ctx)))
@@ -93,7 +83,8 @@ def root(dsn: str | None, schema: str | None) -> None:
     Results go to stdout, everything else to stderr; --json gives one document for a program to read.
 
     \b
-    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 unready, 75 database unreachable.
+    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 unready, 74 done but its output got lost,
+    75 database unreachable.
     Completion: eval "$(_PGQUEUE_COMPLETE=bash_source pgqueue)"   (or zsh_source, fish_source)
 
     \b
@@ -108,27 +99,19 @@ def root(dsn: str | None, schema: str | None) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and give its exit code; never raises, never shows a password."""
     if argv is None:
+        streams.prepare()
         _hide_password()
     try:
         result = root.main(args=argv, prog_name="pgqueue", standalone_mode=False)
-        return result if isinstance(result, int) else 0
+        code = result if isinstance(result, int) else 0
     except BaseException as error:  # noqa: BLE001  the rim: every way out ends in a line and a code
-        return _report(error)
+        code = _report(error)
     finally:
         dsn = sys.modules.get("pgqueue.dsn")
         if dsn is not None:
             dsn.release_embedded()
-        _let_go_of_output()
-
-
-def _let_go_of_output() -> None:
-    """Write out what is left; where that fails, the last flush of all must not change the exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            with contextlib.suppress(OSError, ValueError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    lost = streams.let_go()
+    return _report(lost) if lost is not None and code == 0 else code
 
 
 def _report(error: BaseException) -> int:
@@ -139,6 +122,10 @@ def _report(error: BaseException) -> int:
         if isinstance(cause, KeyboardInterrupt):
             return INTERRUPTED
         return _fail("nothing was done: no answer was given", 1)
+    if isinstance(error, streams.OutputFailed):
+        # Nobody reads any more, and wants to hear why either.
+        is_told = error.exit_code == streams.OUTPUT_LOST
+        return _fail(str(error), error.exit_code) if is_told else error.exit_code
     if isinstance(error, click.UsageError):
         return _fail_usage(error)
     if isinstance(error, click.ClickException):

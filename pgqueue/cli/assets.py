@@ -44,7 +44,7 @@ def command() -> None:
     \b
     Example:
       pgqueue assets list
-      pgqueue assets show prometheus-rules.yml > /etc/prometheus/pgqueue-rules.yml
+      pgqueue assets show prometheus-rules.yml > /etc/prometheus/prometheus-rules.yml
     """
 
 

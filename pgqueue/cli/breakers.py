@@ -9,6 +9,7 @@ import click
 
 from pgqueue.cli import output
 from pgqueue.cli.options import DURATION, complete_breaker, database_options, json_option, open_database
+from pgqueue.shell import write_command
 
 if TYPE_CHECKING:
     from pgqueue.admin import BreakerSummary
@@ -93,9 +94,8 @@ def open_(name: str, seconds: float | None, dsn: str | None, schema: str) -> Non
 
     with open_database(dsn, schema) as connection:
         admin.open_breaker(connection, name, seconds, schema)
-    until = (
-        f"for {output.duration(seconds)}" if seconds is not None else f"until: pgqueue breakers close {name}"
-    )
+    close_it = write_command("breakers close", name, schema=schema)
+    until = f"for {output.duration(seconds)}" if seconds is not None else f"until: {close_it}"
     output.say(f"{output.plain(name)} is open {until}")
 
 
@@ -193,4 +193,4 @@ def _probe(one: BreakerSummary) -> str | None:
 
 
 def _setting(value: float | None, *, by_hand: bool) -> str | None:
-    return None if value is None else f"{value:g}{' (set by hand)' if by_hand else ''}"
+    return None if value is None else f"{value:.15g}{' (set by hand)' if by_hand else ''}"

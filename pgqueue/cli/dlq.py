@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,11 +20,25 @@ from pgqueue.cli.options import (
     json_option,
     open_database,
 )
+from pgqueue.shell import write_command
 
 if TYPE_CHECKING:
     from pgqueue.admin import DeadFilter, Outcome
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+# Slower, a job waits for months; faster, the rate is none.
+SLOWEST, FASTEST = 0.0001, 1_000_000
+
+
+class Rate(click.FloatRange):
+    """Jobs a second; what is not a number lies in every range of click's."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        rate: float = super().convert(value, param, ctx)
+        if math.isnan(rate):
+            self.fail(f"{value!r} is not a rate", param, ctx)
+        return rate
 
 
 def _filter_options(command: Command) -> Command:
@@ -126,20 +141,21 @@ def show(job_id: int, as_json: bool, dsn: str | None, schema: str) -> None:
         job = admin.show_job(connection, job_id, schema)
     if job.state != "dead":
         raise click.ClickException(
-            f"job {job_id} is not dead but {job.state}; see: pgqueue jobs show {job_id}"
+            f"job {job_id} is not dead but {job.state}; "
+            f"see: {write_command('jobs show', job_id, schema=schema)}"
         )
     if as_json:
         output.document(job)
         return
-    print_details(job)
-    output.say(f"\nput it back with: pgqueue dlq redrive {job_id}")
+    print_details(job, schema)
+    output.say(f"\nput it back with: {write_command('dlq redrive', job_id, schema=schema)}")
 
 
 @command.command()
 @click.argument("job_ids", metavar="[ID]...", type=JOB_ID, nargs=-1)
 @_filter_options
 @click.option("--all", "is_all", is_flag=True, help="Every dead job.")
-@click.option("--rate", type=click.FloatRange(0, min_open=True), metavar="N", help="At most N jobs a second.")
+@click.option("--rate", type=Rate(SLOWEST, FASTEST), metavar="N", help="At most N jobs a second.")
 @click.option(
     "--attempts",
     "extra_attempts",

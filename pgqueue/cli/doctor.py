@@ -29,8 +29,11 @@ def command(snapshot_seconds: float, as_json: bool, dsn: str | None, schema: str
     Settings of the server and the role, the schema with its functions, triggers, indexes and
     partitions, autovacuum and bloat, open transactions and locks, connections, clocks, the driver;
     and the work: queues without workers, expired leases, late schedules, forgotten pauses. It changes
-    nothing, and prints nothing when all is well. Ends with 0 then, with 1 after warnings, with 3
-    after something critical.
+    nothing, and prints nothing when all is well.
+
+    \b
+    Exit codes: 0 all is well, 1 warnings, or not everything could be examined, 3 something critical,
+    or nothing can work here.
 
     \b
     Example:
@@ -51,6 +54,7 @@ def command(snapshot_seconds: float, as_json: bool, dsn: str | None, schema: str
         for line in found.unanswered:
             output.say(output.plain(f"not examined: {line}"))
         if not found.findings:
-            output.say(f"nothing found ({found.checks} checks)")
-    if found.findings:
+            made = f"{found.checks}" if found.is_complete else f"{found.examined} of {found.checks}"
+            output.say(f"nothing found ({made} checks)")
+    if found.findings or not found.is_complete:
         click.get_current_context().exit(CRITICAL if found.is_critical else WARNING)

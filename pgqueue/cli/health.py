@@ -72,9 +72,10 @@ def command(
     if as_json:
         output.document({"status": "unready" if reasons else "ok", "reasons": reasons})
     elif reasons:
-        output.say(f"pgqueue: {asked} is not {'alive' if live else 'ready'}: " + "; ".join(reasons))
+        told = f"{asked} is not {'alive' if live else 'ready'}: " + "; ".join(reasons)
+        output.say(f"pgqueue: {output.plain(told)}")
     else:
-        click.echo(f"{asked} is {'alive' if live else 'ready'}")
+        click.echo(f"{output.plain(asked)} is {'alive' if live else 'ready'}")
     return UNREADY if reasons else 0
 
 
@@ -102,14 +103,19 @@ def _ask_database(dsn: str | None, schema: str) -> list[str]:
     import os
 
     from pgqueue import admin, migrate
+    from pgqueue.database import Error, errors, is_infrastructure
     from pgqueue.dsn import resolve
     from pgqueue.errors import SchemaMismatch
 
     try:
         migrate.check(resolve(dsn, os.environ, schema=schema).dsn, schema)
+        with open_database(dsn, schema) as connection:
+            queues = admin.list_queues(connection, schema=schema)
     except SchemaMismatch as error:
         return [str(error)]
-    with open_database(dsn, schema) as connection:
-        queues = admin.list_queues(connection, schema=schema)
+    except Error as error:
+        if isinstance(error, errors.OperationalError) or is_infrastructure(error):
+            raise
+        return [(error.diag.message_primary or str(error)).partition("\n")[0]]
     idle = [queue.queue for queue in queues if queue.ready and not queue.workers and not queue.is_paused]
     return [f"queue {name} has jobs to run and no live worker" for name in idle[:10]]

@@ -21,6 +21,7 @@ from pgqueue.cli.options import (
     json_option,
     open_database,
 )
+from pgqueue.shell import write_command
 
 if TYPE_CHECKING:
     from pgqueue.admin import JobDetails, JobSummary, LiveFilter, Outcome
@@ -75,7 +76,8 @@ def list_(
 ) -> None:
     """List jobs, live and ended, the newest first.
 
-    WHEN is when a job came into its state; for a scheduled one, when it becomes due.
+    WHEN is when a job came into its state; for a scheduled one, when it becomes due, or what it waits
+    for instead of a time: its rate limit or its breaker.
 
     \b
     Example:
@@ -126,7 +128,7 @@ def show(job_id: int, as_json: bool, dsn: str | None, schema: str) -> None:
     if as_json:
         output.document(job)
     else:
-        print_details(job)
+        print_details(job, schema)
 
 
 @command.command()
@@ -213,7 +215,9 @@ def cancel(
 
     filters = (states or None, queue, task, older_than)
     is_filtered = any(each is not None for each in filters)
-    if bool(job_ids) == is_filtered:
+    if job_ids and is_filtered:
+        raise click.UsageError("either ids or filters: ids name the jobs already")
+    if not job_ids and not is_filtered:
         raise click.UsageError("which jobs? give ids, or filters: --task, --queue, --state, --older-than")
     with open_database(dsn, schema) as connection:
         if job_ids:
@@ -330,7 +334,7 @@ def _print_jobs(jobs: Sequence[JobSummary]) -> None:
         (
             job.id,
             job.state,
-            output.ago(job.since_at, job.seen_at),
+            job.waits_for.replace("_", " ") if job.waits_for else output.ago(job.since_at, job.seen_at),
             job.queue,
             job.task,
             f"{job.attempt}/{job.max_attempts}" if job.max_attempts else job.attempt,
@@ -342,10 +346,10 @@ def _print_jobs(jobs: Sequence[JobSummary]) -> None:
     output.table(columns, rows, empty="no jobs")
 
 
-def print_details(job: JobDetails) -> None:
+def print_details(job: JobDetails, schema: str) -> None:
     """Print one job for a person: first where it is and why, then what is known."""
     now = job.seen_at
-    click.echo(output.plain(f"job {job.id} {_where(job)}") + "\n")
+    click.echo(output.plain(f"job {job.id} {_where(job, schema)}") + "\n")
     output.fields(
         [
             ("task", job.task),
@@ -355,7 +359,7 @@ def print_details(job: JobDetails) -> None:
             ("crashes", job.crashes or None),
             ("timeout", _timeout(job.timeout_seconds)),
             ("created", output.instant(job.created_at, now)),
-            ("due", output.instant(job.run_at, now)),
+            ("due", _due(job)),
             ("started", output.instant(job.started_at, now)),
             ("ended", output.instant(job.ended_at, now)),
             ("deadline", output.instant(job.deadline_at, now)),
@@ -386,7 +390,7 @@ def print_details(job: JobDetails) -> None:
         _print_errors(job.errors, now)
 
 
-def _where(job: JobDetails) -> str:
+def _where(job: JobDetails, schema: str) -> str:
     now = job.seen_at
     ended = output.ago(job.ended_at or now, now)
     reason = f": {output.headline(job.reason)}" if job.reason else ""
@@ -394,7 +398,8 @@ def _where(job: JobDetails) -> str:
         case "scheduled" if job.rate_parked_at is not None:
             return f"waits for its rate limit {job.rate_key!r}"
         case "scheduled" if job.parked_by_breaker is not None:
-            return f"waits for its circuit breaker {job.parked_by_breaker!r}; see: pgqueue breakers"
+            see = write_command("breakers", schema=schema)
+            return f"waits for its circuit breaker {job.parked_by_breaker!r}; see: {see}"
         case "scheduled" if job.run_at > now:
             return f"is scheduled and runs {output.ago(job.run_at, now)}"
         case "scheduled":
@@ -423,6 +428,15 @@ def _where(job: JobDetails) -> str:
             return f"was cancelled {ended}{reason}"
         case _:
             return f"died {ended}{reason}"
+
+
+def _due(job: JobDetails) -> str | None:
+    # What is parked has a run_at too, at which somebody looks at it again.
+    if job.rate_parked_at is not None:
+        return "rate limit"
+    if job.parked_by_breaker is not None:
+        return "breaker"
+    return output.instant(job.run_at, job.seen_at)
 
 
 def _queue(job: JobDetails) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -10,6 +10,7 @@ from pgqueue.cli import output
 from pgqueue.cli.options import complete_limit, database_options, json_option, open_database
 
 if TYPE_CHECKING:
+    from pgqueue.database import Connection
     from pgqueue.sql.limits import LimitSummary
 
 NAME = click.argument("name", metavar="NAME", shell_complete=complete_limit)
@@ -80,8 +81,9 @@ def list_(with_keys: bool, max_rows: int, as_json: bool, dsn: str | None, schema
 @NAME
 @click.argument("rate", metavar="RATE|none")
 @click.option("--burst", type=int, metavar="N", help="So many may start at once after a calm.")
+@click.option("--force", is_flag=True, help="Also for a task or a queue that nobody knows.")
 @database_options
-def set_(name: str, rate: str, burst: int | None, dsn: str | None, schema: str) -> None:
+def set_(name: str, rate: str, burst: int | None, force: bool, dsn: str | None, schema: str) -> None:
     """Make or change a rate limit; it is in force with the next claim of any worker.
 
     RATE is a number of starts and a time: 100/s, 5/min, 1000/h, 10/30s; none lets everything pass.
@@ -94,10 +96,19 @@ def set_(name: str, rate: str, burst: int | None, dsn: str | None, schema: str) 
       pgqueue limits set 'api:*' 5/min
     """
     from pgqueue import limits
+    from pgqueue.model.limits import checked_name, rate_limit
 
     if rate == "none" and burst is not None:
         raise click.UsageError("--burst goes with a rate")
+    try:
+        name = checked_name(name)
+        if rate != "none":
+            rate_limit(rate, burst)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
     with open_database(dsn, schema) as connection:
+        if not force:
+            _refuse_unknown(connection, name, schema)
         limit = limits.set_limit(
             connection, name, None if rate == "none" else rate, burst=burst, schema=schema
         )
@@ -124,6 +135,25 @@ def remove(name: str, dsn: str | None, schema: str) -> None:
         freed = limits.remove_limit(connection, name, schema)
     waited = f"; {output.counted(freed, 'job')} waited for it" if freed else ""
     output.say(f"removed {output.plain(name)}{waited}")
+
+
+def _refuse_unknown(connection: Connection[Any], name: str, schema: str) -> None:
+    """Refuse a misspelt task or queue; of a key or a pattern nobody can know whether jobs will have it."""
+    from pgqueue import admin, limits
+    from pgqueue.errors import PgqueueError, UnknownQueue, UnknownTask
+
+    kind, colon, subject = name.partition(":")
+    if kind not in ("task", "queue") or not colon or name.endswith("*"):
+        return
+    if name in limits.limit_names(connection, schema):
+        return
+    error: type[UnknownTask | UnknownQueue]
+    if kind == "task":
+        known, error = admin.task_names(connection, schema), UnknownTask
+    else:
+        known, error = admin.known_queues(connection, schema), UnknownQueue
+    if subject not in known:
+        raise PgqueueError(f"{error(subject, known)} (with --force it is limited all the same)")
 
 
 def _row(one: LimitSummary) -> list[output.Cell]:

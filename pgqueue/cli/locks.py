@@ -8,6 +8,7 @@ import click
 
 from pgqueue.cli import output
 from pgqueue.cli.options import database_options, json_option, open_database
+from pgqueue.shell import write_command, write_termination
 
 if TYPE_CHECKING:
     from pgqueue.sql.locks import Holder
@@ -46,7 +47,7 @@ def command(as_json: bool, dsn: str | None, schema: str) -> None:
             holder.name,
             output.elapsed(holder.since, holder.seen_at) if holder.since else None,
             _who(holder),
-            _remedy(holder),
+            _remedy(holder, schema),
         )
         for holder in holders
     ]
@@ -64,9 +65,9 @@ def _who(holder: Holder) -> str:
     return ", ".join(parts) or "nobody that runs"
 
 
-def _remedy(holder: Holder) -> str:
+def _remedy(holder: Holder, schema: str) -> str:
     if holder.kind == "idempotency key" and holder.worker_id is None:
-        return f"pgqueue processed forget {holder.name}"
+        return write_command("processed forget", holder.name, schema=schema)
     if holder.job_id is not None and holder.worker_id is not None:
-        return f"pgqueue jobs cancel {holder.job_id}"
-    return f"pg_terminate_backend({holder.pid})"
+        return write_command("jobs cancel", holder.job_id, schema=schema)
+    return write_termination(holder.pid)

@@ -56,6 +56,7 @@ def command(
         entries = audit.read_log(
             connection, action=action, subject=subject, within_seconds=since, limit=limit, schema=schema
         )
+    is_filtered = any(each is not None for each in (subject, action, since))
     if as_json:
         output.document(entries)
         return
@@ -74,7 +75,7 @@ def command(
         )
         for entry in entries
     ]
-    output.table(columns, rows, empty="nothing was done")
+    output.table(columns, rows, empty="no entry matches" if is_filtered else "nothing was done")
 
 
 def who(entry: Entry) -> str:
@@ -156,7 +157,12 @@ def _jobs(count: int, job_ids: list[int]) -> str:
 
 
 def _rate(details: dict[str, Any]) -> str:
-    return f"{details['tokens_per_second']:g} a second (burst {details['burst']:,})"
+    from pgqueue.limits import UNLIMITED
+    from pgqueue.model.limits import rate_text
+
+    if details["tokens_per_second"] == UNLIMITED.tokens_per_second:
+        return "none"
+    return f"{rate_text(details['tokens_per_second'])} (burst {details['burst']:,})"
 
 
 def _before(value: object) -> str:

@@ -35,7 +35,7 @@ def command(only_check: bool, as_sql: bool, since: str | None, dsn: str | None, 
     \b
     Example:
       pgqueue migrate
-      pgqueue migrate --sql | psql
+      pgqueue migrate --sql | psql "$PGQUEUE_DSN"
     """
     from pgqueue import migrate
     from pgqueue.dsn import resolve
@@ -53,12 +53,12 @@ def command(only_check: bool, as_sql: bool, since: str | None, dsn: str | None, 
         try:
             migrate.check(where, schema)
         except SchemaMismatch as error:
-            output.say(f"pgqueue: {error}")
+            output.say(f"pgqueue: {output.plain(str(error))}")
             return UNREADY
         output.say(f"schema {schema} is up to date")
         return 0
     applied = migrate.upgrade(where, schema)
     for name in applied:
-        click.echo(name)
+        click.echo(output.plain(name))
     output.say(f"schema {schema} {'is now' if applied else 'was already'} up to date")
     return 0

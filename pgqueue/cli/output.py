@@ -13,7 +13,7 @@ import sys
 import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -55,8 +55,9 @@ PROGRESS_EVERY_SECONDS = 30.0
 
 
 def say(message: str) -> None:
-    """Tell the person something that is not the result: stderr."""
-    click.echo(message, err=True)
+    """Tell the person something that is not the result: stderr. Lost, it fails nothing that was done."""
+    with suppress(OSError):
+        click.echo(message, err=True)
 
 
 # Tables.
@@ -169,9 +170,11 @@ def _cells(character: str) -> int:
 # JSON.
 
 
-def document(value: Any) -> None:
-    """Print the one JSON document of a --json command."""
+def document(value: Any, *, on_one_line: bool = False) -> None:
+    """Print the JSON document of a --json command; on a line, where it is one of several."""
     text = json_text(value)
+    if on_one_line:  # all line ends are our own: in a string they are escaped
+        text = " ".join(line.strip() for line in text.split("\n"))
     # Only strings can hold anything unprintable besides our own line ends.
     click.echo(text if text.replace("\n", "").isprintable() else "".join(map(_escaped, text)))
 

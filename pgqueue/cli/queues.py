@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,10 +21,13 @@ from pgqueue.cli.options import (
 
 if TYPE_CHECKING:
     from pgqueue.admin import QueueSummary
+    from pgqueue.database import Connection
+    from pgqueue.limits import Pause
 
 MAX_RUNNING = 2_147_483_647
 
 NAMES = click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=complete_queue)
+FORCE = click.option("--force", is_flag=True, help="Also for a queue that nobody knows.")
 
 
 COLUMNS = (
@@ -82,6 +85,7 @@ def list_(as_json: bool, dsn: str | None, schema: str) -> None:
 )
 @click.option("--until", type=INSTANT, metavar="TIME", help=f"Until this instant: {AT_EXAMPLE}.")
 @click.option("--reason", metavar="TEXT", help="Shown with the queue and its jobs.")
+@FORCE
 @json_option
 @database_options
 def pause(
@@ -90,18 +94,20 @@ def pause(
     seconds: float | None,
     until: datetime | None,
     reason: str | None,
+    force: bool,
     as_json: bool,
     dsn: str | None,
     schema: str,
 ) -> None:
     """Pause queues: no worker starts another job of them until they are resumed, or the time is over.
 
-    What runs is not interrupted, and jobs can be enqueued as before.
+    What runs is not interrupted, and jobs can be enqueued as before. With --all, what is paused already
+    keeps its end and its reason; to undo it: pgqueue queues resume --all, with the same --reason.
 
     \b
     Example:
       pgqueue queues pause mail --for 30m --reason "provider is down"
-      pgqueue queues pause --all
+      pgqueue queues pause --all --reason runaway
     """
     from pgqueue import limits
 
@@ -109,10 +115,12 @@ def pause(
     if seconds is not None and until is not None:
         raise click.UsageError("either --for or --until")
     with open_database(dsn, schema) as connection:
+        _refuse_unknown(connection, names, "paused", force, schema)
         paused = limits.pause_queues(
             connection, chosen, seconds=seconds, until=until, reason=reason, schema=schema
         )
-    _tell("paused", paused, as_json)
+        others = limits.list_pauses(connection, schema) if is_all else []
+    _tell("paused", paused, as_json, others)
 
 
 @command.command()
@@ -122,34 +130,58 @@ def pause(
     "--slots",
     type=click.IntRange(0, MAX_RUNNING),
     metavar="N",
-    help="And let at most N of its jobs run at a time; raise it with: pgqueue queues limit.",
+    help="And let at most N of its jobs run at a time; raise it with: pgqueue queues limit. With --all, "
+    "a queue that has a limit keeps it.",
+)
+@click.option(
+    "--reason", metavar="TEXT", help="With --all: only those that were paused for this reason; '': for none."
+)
+@click.option(
+    "--force", is_flag=True, help="Also a queue that nobody knows; with --all, whatever the reasons."
 )
 @json_option
 @database_options
 def resume(
-    names: Sequence[str], is_all: bool, slots: int | None, as_json: bool, dsn: str | None, schema: str
+    names: Sequence[str],
+    is_all: bool,
+    slots: int | None,
+    reason: str | None,
+    force: bool,
+    as_json: bool,
+    dsn: str | None,
+    schema: str,
 ) -> None:
     """Resume paused queues; idle workers start their jobs at once.
+
+    Where not all are paused for the same reason, --all wants to know for which: so nobody ends a pause
+    of somebody else by accident.
 
     \b
     Example:
       pgqueue queues resume mail
-      pgqueue queues resume --all --slots 1
+      pgqueue queues resume --all --reason runaway --slots 1
     """
     from pgqueue import limits
 
     chosen = _chosen(names, is_all)
+    if reason is not None and not is_all:
+        raise click.UsageError("--reason goes with --all")
     with open_database(dsn, schema) as connection:
-        resumed = limits.resume_queues(connection, chosen, max_running=slots, schema=schema)
-    _tell("resumed", resumed, as_json)
+        _refuse_unknown(connection, names, "resumed", force, schema)
+        if is_all and reason is None and not force:
+            reason = _only_reason(limits.list_pauses(connection, schema))
+        resumed = limits.resume_queues(connection, chosen, max_running=slots, reason=reason, schema=schema)
+        others = limits.list_pauses(connection, schema) if is_all else []
+    _tell("resumed", resumed, as_json, others)
 
 
 @command.command()
 @click.argument("name", metavar="NAME", shell_complete=complete_queue)
 @click.argument("ceiling", metavar="N|none")
 @click.option("--reason", metavar="TEXT", help="Shown with the queue and its jobs.")
+@FORCE
 @database_options
-def limit(name: str, ceiling: str, reason: str | None, dsn: str | None, schema: str) -> None:
+def limit(name: str, ceiling: str, reason: str | None, force: bool, dsn: str | None, schema: str) -> None:
     """Let at most N jobs of a queue run at a time, over all workers. 0: none is started.
 
     In force at once and exact. What runs beyond it is not interrupted.
@@ -163,6 +195,7 @@ def limit(name: str, ceiling: str, reason: str | None, dsn: str | None, schema: 
 
     max_running = _ceiling(ceiling)
     with open_database(dsn, schema) as connection:
+        _refuse_unknown(connection, [name], "limited", force, schema)
         limits.limit_queue(connection, name, max_running, reason=reason, schema=schema)
     shown = output.plain(name)
     if max_running is None:
@@ -177,6 +210,21 @@ def _chosen(names: Sequence[str], is_all: bool) -> Sequence[str] | None:
     return None if is_all else names
 
 
+def _refuse_unknown(
+    connection: Connection[Any], names: Sequence[str], done: str, force: bool, schema: str
+) -> None:
+    """Refuse a misspelt name: a row of its own would look like success, and hold nothing back."""
+    from pgqueue import admin
+    from pgqueue.errors import PgqueueError, UnknownQueue
+
+    if force or not names:
+        return
+    known = admin.known_queues(connection, schema)
+    for name in names:
+        if name not in known:
+            raise PgqueueError(f"{UnknownQueue(name, known)} (with --force it is {done} all the same)")
+
+
 def _ceiling(text: str) -> int | None:
     if text == "none":
         return None
@@ -185,7 +233,30 @@ def _ceiling(text: str) -> int | None:
     return int(text)
 
 
-def _tell(what: str, queues: Sequence[str], as_json: bool) -> None:
+def _only_reason(pauses: Sequence[Pause]) -> str:
+    """Give the reason that all pauses have, "" if that is none."""
+    from pgqueue.errors import PgqueueError
+
+    queues: dict[str, list[str]] = {}
+    for pause in pauses:
+        queues.setdefault(pause.reason or "", []).append(pause.queue)
+    if len(queues) > 1:
+        told = ", ".join(
+            names[0]
+            + (f" and {len(names) - 1:,} more" if len(names) > 1 else "")
+            + f" ({output.headline(reason) or 'no reason given'})"
+            for reason, names in list(queues.items())[:5]
+        )
+        more = ", …" if len(queues) > 5 else ""
+        raise PgqueueError(
+            f"not all are paused for the same reason: {told}{more}; "
+            "say which with --reason, or all with --force"
+        )
+    return next(iter(queues), "")
+
+
+def _tell(what: str, queues: Collection[str], as_json: bool, others: Sequence[Pause] = ()) -> None:
+    """Say which queues it was, and which of the others stay paused."""
     if as_json:
         output.document({"queues": queues})
         return
@@ -193,6 +264,11 @@ def _tell(what: str, queues: Sequence[str], as_json: bool) -> None:
         output.say(f"{what} {output.plain(queue)}")
     if not queues:
         output.say("no queues")
+    for pause in others:
+        if pause.queue not in queues:
+            left = f" for another {output.elapsed(pause.seen_at, pause.until)}" if pause.until else ""
+            reason = f": {output.headline(pause.reason)}" if pause.reason else ""
+            output.say(output.plain(f"{pause.queue} stays paused{left}{reason}"))
 
 
 def row(queue: QueueSummary) -> list[output.Cell]:

@@ -6,6 +6,7 @@ import click
 
 from pgqueue.cli import output
 from pgqueue.cli.options import database_options, json_option, open_database
+from pgqueue.shell import write_command
 
 PURPOSES = {
     "producer": "enqueues, by function or plain INSERT; reads nothing, changes nothing",
@@ -33,8 +34,8 @@ def command(as_sql: bool, as_json: bool, dsn: str | None, schema: str) -> None:
 
     \b
     Example:
-      pgqueue roles --sql | psql
-      psql -c 'GRANT pgqueue_producer TO shop'
+      pgqueue roles --sql | psql "$PGQUEUE_DSN"
+      psql "$PGQUEUE_DSN" -c 'GRANT pgqueue_producer TO shop'
       pgqueue roles
     """
     from pgqueue import migrate
@@ -66,4 +67,5 @@ def command(as_sql: bool, as_json: bool, dsn: str | None, schema: str) -> None:
         empty="",
     )
     if not all(role.exists for role in roles):
-        output.say("make them with: pgqueue roles --sql | psql")
+        script = write_command("roles", schema=schema, sql=True)
+        output.say(f'make them with: {script} | psql "$PGQUEUE_DSN"')

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, cast
@@ -92,11 +92,11 @@ def next_(
     as_json: bool,
     dsn: str | None,
     schema: str,
-) -> None:
+) -> int:
     """Show the next N ticks, 5 if not said: of these schedules, or of all that are not paused.
 
     LOCAL is the time that the clocks of the schedule's time zone show. A note says where they have
-    been changed since the tick before.
+    been changed since the tick before. Schedules that cannot be read are named and left out.
 
     \b
     Example:
@@ -104,6 +104,7 @@ def next_(
       pgqueue schedules next 3 --cron "30 2 * * sun" --timezone Europe/Berlin
     """
     from pgqueue import schedules
+    from pgqueue.errors import ConfigurationError
     from pgqueue.model.schedule import Cron
 
     if cron is not None and names:
@@ -115,11 +116,10 @@ def next_(
             crons = [(asked.text, asked)]
         else:
             entries = schedules.list_schedules(connection, names or None, schema)
-            crons = [
-                (entry.name, Cron(entry.cron, entry.timezone))
-                for entry in entries
-                if names or (entry.is_declared and not entry.is_paused)
-            ]
+            chosen = [entry for entry in entries if names or (entry.is_declared and not entry.is_paused)]
+            crons = list(_readable(chosen))
+            if chosen and not crons:
+                return ConfigurationError.exit_code
             for entry in entries if names else []:
                 if entry.is_paused:
                     output.say(f"{output.plain(entry.name)} is paused: these ticks would not fire")
@@ -131,7 +131,7 @@ def next_(
                 for tick, name, local, zone, note in ticks
             ]
         )
-        return
+        return 0
     columns = [
         output.Column("schedule" if cron is None else "cron", may_shrink=True),
         output.Column("local"),
@@ -150,6 +150,7 @@ def next_(
         for tick, name, local, _, note in ticks
     ]
     output.table(columns, rows, empty="no schedules that are not paused")
+    return 0
 
 
 @command.command()
@@ -347,6 +348,22 @@ def _notes(entry: ScheduleSummary) -> Iterator[str]:
     else:
         if not entry.is_paused and entry.next_tick and entry.now - entry.next_tick > GRACE:
             yield "due, and no worker fires it"
+
+
+def _readable(entries: Iterable[ScheduleSummary]) -> Iterator[tuple[str, Cron]]:
+    """Give the expressions of these schedules, and say of which one cannot be read."""
+    from pgqueue.errors import ConfigurationError
+    from pgqueue.model.schedule import Cron, has_cron
+
+    for entry in entries:
+        try:
+            cron = Cron(entry.cron, entry.timezone)
+        except ConfigurationError as error:
+            if not has_cron():  # it is not the schedule's fault
+                raise
+            output.say(f"{output.plain(entry.name)} never fires: {error}")
+        else:
+            yield entry.name, cron
 
 
 Tick = tuple[datetime, str, datetime, str, str]

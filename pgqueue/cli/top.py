@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pgqueue.cli import output, queues, workers
-from pgqueue.cli.options import DURATION, database_options, json_option, open_database
+from pgqueue.cli.options import DURATION, database_options, open_database
 
 if TYPE_CHECKING:
     from pgqueue.admin import BreakerSummary, Flow, QueueSummary, RunningJob, WorkerSummary
@@ -66,7 +66,12 @@ class View:
     metavar="N",
     help="Look so often, then end. Not on a terminal: 1 if not said.",
 )
-@json_option
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON document; with --count one for each look, a line each.",
+)
 @database_options
 def command(seconds: float, count: int | None, as_json: bool, dsn: str | None, schema: str) -> None:
     """Watch queues, workers and running jobs; what has waited or run longest is at the top.
@@ -93,7 +98,7 @@ def command(seconds: float, count: int | None, as_json: bool, dsn: str | None, s
                     click.echo()
             view = _look(connection, schema)
             if as_json:
-                output.document(view)
+                output.document(view, on_one_line=count is not None)
             else:
                 click.echo("\n".join(_lines(view, before, None, None)))
             before = view

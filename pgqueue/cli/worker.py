@@ -35,8 +35,9 @@ _DEFAULTS = {
     "queues",
     multiple=True,
     metavar="NAME[:SLOTS]",
-    help="A queue to work on, with slots of its own or sharing those of -c; may be repeated. "
-    "Default: every queue that the application's tasks name.",
+    help="A queue to work on, with slots of its own or sharing those of -c; may be repeated. A name may "
+    "have colons: what follows the last one is SLOTS if it is a number. A queue that nobody knows is worth "
+    "a warning in the log. Default: every queue that the application's tasks name.",
 )
 @click.option(
     "-c",

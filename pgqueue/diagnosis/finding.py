@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from pgqueue.database import Connection, run
+from pgqueue.shell import write_command
 from pgqueue.sql import Statement
 
 T = TypeVar("T")
@@ -25,15 +26,23 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What was found, the worst first; `unanswered` says which questions could not be answered, and why."""
+    """What was found, the worst first, by so many checks of so many; `unanswered` says why not by all.
+
+    It also says what a check could not see; such a check counts as made.
+    """
 
     findings: Sequence[Finding]
     checks: int
+    examined: int
     unanswered: Sequence[str]
 
     @property
     def is_critical(self) -> bool:
         return any(finding.severity == "critical" for finding in self.findings)
+
+    @property
+    def is_complete(self) -> bool:
+        return self.examined == self.checks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +72,9 @@ class Exam:
     at: Thresholds
     schema: str
     notes: list[str] = field(default_factory=list)
+
+    def command(self, name: str, *words: object, **options: object) -> str:
+        return write_command(name, *words, schema=self.schema, **options)
 
     def ask(self, statement: Statement[T]) -> T:
         return run(self.connection, statement, self.schema)

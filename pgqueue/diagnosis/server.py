@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import re
+import os
 import time
 from collections.abc import Iterator
 
 from pgqueue.database import implementation
 from pgqueue.diagnosis.finding import Exam, Finding
+from pgqueue.dsn import of_sessions
 from pgqueue.model.spoken import duration
+from pgqueue.shell import sql_name, write_psql
 from pgqueue.sql import doctor as questions
 
 
@@ -27,17 +29,18 @@ def identity(exam: Exam) -> Iterator[Finding]:
             "critical",
             "this server is a standby: no job can be enqueued or run here",
             [
-                "psql \"$PGQUEUE_DSN\" -c 'SELECT pg_promote()'",
+                write_psql("SELECT pg_promote()"),
                 "export PGQUEUE_DSN='host=a,b target_session_attrs=read-write ...'",
             ],
         )
-    if exam.connection.info.backend_pid != identity.backend_pid:
+    is_pooler = exam.connection.info.backend_pid != identity.backend_pid
+    if is_pooler and not of_sessions("", os.environ):
         yield Finding(
             "pooler",
             "warning",
-            "this connection goes through a pooler: in transaction mode it keeps no LISTEN, so workers "
-            "hear of new jobs only by polling; give them the server itself",
-            ["export PGQUEUE_DSN='host=the-server-itself ...'   # for pgqueue worker"],
+            "this connection goes through a pooler, which keeps no LISTEN in transaction mode: workers hear "
+            "of new jobs only by polling, unless one session of each is led past it",
+            ["export PGQUEUE_LISTEN_DSN='host=the-server-itself ...'   # for pgqueue worker"],
         )
     now = identity.now.timestamp()
     off = before - now if now < before else max(0.0, now - after)
@@ -94,8 +97,8 @@ def ages(exam: Exam) -> Iterator[Finding]:
             f"{ages.transactions:.0%} of the transaction ids are used up; at 100 % the server refuses all "
             "writes",
             [
-                'psql "$PGQUEUE_DSN" -c "VACUUM (FREEZE, VERBOSE)"',
-                "pgqueue doctor --transactions-older-than 1m",
+                write_psql("VACUUM (FREEZE, VERBOSE)"),
+                exam.command("doctor", transactions_older_than="1m"),
             ],
         )
     if ages.notifications >= exam.at.notifications:
@@ -104,7 +107,7 @@ def ages(exam: Exam) -> Iterator[Finding]:
             "critical",
             f"the server's queue of notifications is {ages.notifications:.0%} full, because a session that "
             "listens has had a transaction open for long; when it is full, inserts fail",
-            ["pgqueue doctor --transactions-older-than 1m"],
+            [exam.command("doctor", transactions_older_than="1m")],
         )
 
 
@@ -127,9 +130,9 @@ def connections(exam: Exam) -> Iterator[Finding]:
                 f"{used:,} of the {allowed:,} connections of {what} are in use ({', '.join(found.most)}): "
                 "soon workers and producers are turned away",
                 [
-                    (
-                        'psql "$PGQUEUE_DSN" -c "SELECT application_name, client_addr, state, count(*) '
-                        'FROM pg_stat_activity GROUP BY 1, 2, 3 ORDER BY 4 DESC"'
+                    write_psql(
+                        "SELECT application_name, client_addr, state, count(*) FROM pg_stat_activity "
+                        "GROUP BY 1, 2, 3 ORDER BY 4 DESC"
                     ),
                 ],
             )
@@ -142,7 +145,7 @@ def roles(exam: Exam) -> Iterator[Finding]:
             "warning",
             f"workers are logged in as {', '.join(roles)}, a superuser: what breaks into a handler owns "
             "the server",
-            ["pgqueue roles --sql"],
+            [exam.command("roles", sql=True)],
         )
 
 
@@ -171,22 +174,12 @@ def _set(exam: Exam, name: str, value: str, source: str) -> str:
     info = exam.connection.info
     match source:
         case "database":
-            place = f"ALTER DATABASE {_quoted(info.dbname)}"
+            place = f"ALTER DATABASE {sql_name(info.dbname)}"
         case "user":
-            place = f"ALTER ROLE {_quoted(info.user)}"
+            place = f"ALTER ROLE {sql_name(info.user)}"
         case "database user":
-            place = f"ALTER ROLE {_quoted(info.user)} IN DATABASE {_quoted(info.dbname)}"
+            place = f"ALTER ROLE {sql_name(info.user)} IN DATABASE {sql_name(info.dbname)}"
         case _:
-            return (
-                f'psql "$PGQUEUE_DSN" -c "ALTER SYSTEM SET {name} = \'{value}\'" -c "SELECT pg_reload_conf()"'
-            )
+            return write_psql(f"ALTER SYSTEM SET {name} = '{value}'", "SELECT pg_reload_conf()")
     # Where sessions are read-only this one must not be.
-    return (
-        f'psql "$PGQUEUE_DSN" -c "SET default_transaction_read_only = off" -c "{place} SET {name} = '
-        f"'{value}'\""
-    )
-
-
-def _quoted(name: str) -> str:
-    """Give a name as it stands in a statement within double quotes of the shell."""
-    return name if re.fullmatch(r"[a-z_][a-z0-9_]*", name) else '\\"' + name.replace('"', '\\"\\"') + '\\"'
+    return write_psql("SET default_transaction_read_only = off", f"{place} SET {name} = '{value}'")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from pgqueue.diagnosis.finding import Exam, Finding
 from pgqueue.model.spoken import duration
+from pgqueue.shell import sql_text, write_psql, write_termination
 from pgqueue.sql import doctor as questions
 
 
@@ -17,7 +18,7 @@ def snapshots(exam: Exam) -> Iterator[Finding]:
                 "critical",
                 f"nobody reads the replication slot {holder.name}: it keeps WAL, and perhaps dead rows, "
                 "until the disk is full",
-                [f'psql "$PGQUEUE_DSN" -c "SELECT pg_drop_replication_slot(\'{holder.name}\')"'],
+                [write_psql(f"SELECT pg_drop_replication_slot({sql_text(holder.name)})")],
             )
             continue
         since = duration(holder.seconds)
@@ -27,7 +28,7 @@ def snapshots(exam: Exam) -> Iterator[Finding]:
                 "critical",
                 f"the prepared transaction {holder.name!r} of {holder.role} has been left open for "
                 f"{since}: it keeps its locks and all dead rows, also over restarts",
-                [f'psql "$PGQUEUE_DSN" -c "ROLLBACK PREPARED \'{holder.name}\'"'],
+                [write_psql(f"ROLLBACK PREPARED {sql_text(holder.name)}")],
             )
             continue
         is_idle = (holder.state or "").startswith("idle in transaction")
@@ -40,7 +41,7 @@ def snapshots(exam: Exam) -> Iterator[Finding]:
             "warning",
             f"pid {holder.pid} ({holder.name or 'no name'} as {holder.role}{where}) has had a transaction "
             f"open for {since} and is {holder.state}{begun}: dead rows younger than that cannot be removed",
-            [f'psql "$PGQUEUE_DSN" -c "SELECT pg_terminate_backend({holder.pid})"'],
+            [write_termination(holder.pid)],
         )
 
 
@@ -52,5 +53,5 @@ def waits(exam: Exam) -> Iterator[Finding]:
             f"pid {wait.pid} ({wait.application or 'no name'}) has waited {duration(wait.seconds)} for a "
             f"lock that pid {wait.holder_pid} ({wait.holder_application or 'no name'}, "
             f"{wait.holder_state}) holds",
-            [f'psql "$PGQUEUE_DSN" -c "SELECT pg_terminate_backend({wait.holder_pid})"'],
+            [write_termination(wait.holder_pid)],
         )

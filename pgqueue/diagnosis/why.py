@@ -7,7 +7,6 @@ what the database knows; nothing is written and nothing is locked.
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +16,9 @@ from typing import Any
 from pgqueue.database import Connection, run
 from pgqueue.errors import JobNotFound
 from pgqueue.model.job import JobState
+from pgqueue.model.limits import MAX_TOKENS_PER_SECOND, rate_text
 from pgqueue.model.spoken import ago, counted, duration, elapsed, headline, instant
+from pgqueue.shell import write_command, write_termination
 from pgqueue.sql import inspect
 from pgqueue.sql import why as questions
 from pgqueue.sql.inspect import JobDetails
@@ -29,7 +30,6 @@ PROMOTION_SECONDS = 10.0
 # A worker says so every thirty seconds, and writes it down every minute.
 KNOWN_TASK_SECONDS = 300.0
 PUT_OFF_SECONDS = 30.0
-WORKER = "pgqueue worker --app MODULE:APP"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,6 @@ class _Case:
         self._schema = schema
         self._job = job
         self._now = job.seen_at
-        self._queue = shlex.quote(job.queue)
 
     def causes(self) -> Iterator[Cause]:
         match self._job.state:
@@ -96,7 +95,7 @@ class _Case:
         took = f" after {elapsed(job.started_at, job.ended_at)}" if job.started_at and job.ended_at else ""
         kept = f"; its result was not kept: {headline(job.reason)}" if job.reason else ""
         return Cause(
-            "succeeded", f"it succeeded {self._ended()}{took}{kept}", [f"pgqueue jobs show {job.id}"]
+            "succeeded", f"it succeeded {self._ended()}{took}{kept}", [self._command("jobs show", job.id)]
         )
 
     def _cancelled(self) -> Cause:
@@ -105,7 +104,7 @@ class _Case:
         return Cause(
             "cancelled",
             f"it was cancelled {self._ended()}{_by(deed)}{reason}",
-            [f"pgqueue jobs show {self._job.id}"],
+            [self._command("jobs show", self._job.id)],
         )
 
     def _dead(self) -> Cause:
@@ -117,7 +116,7 @@ class _Case:
         return Cause(
             "dead",
             f"it died {self._ended()} at {used}: {reason}",
-            [f"pgqueue dlq show {job.id}", f"pgqueue dlq redrive {job.id}"],
+            [self._command("dlq show", job.id), self._command("dlq redrive", job.id)],
         )
 
     def _ended(self) -> str:
@@ -135,7 +134,7 @@ class _Case:
                 "lease_expired",
                 f"its worker{where} has not renewed its lease, which ended {ago(lease_ends, now)}, and "
                 "nobody has taken the job back yet: a live worker does that within seconds",
-                ["pgqueue workers", f"{WORKER} -q {self._queue}"],
+                [self._command("workers"), self._worker()],
             )
         elif job.cancel_requested_at is not None:
             deed = run(self._connection, questions.done_to_job(job.id), self._schema)
@@ -143,14 +142,14 @@ class _Case:
                 "cancel_requested",
                 f"it runs{where} and was asked to stop {ago(job.cancel_requested_at, now)}{_by(deed)}; its "
                 "handler has not stopped yet",
-                [f"pgqueue jobs show {job.id}"],
+                [self._command("jobs show", job.id)],
             )
         elif job.deadline_at is not None and job.deadline_at < now:
             yield Cause(
                 "overdue",
                 f"it has run for {since}{where}, longer than its timeout of "
                 f"{duration(job.timeout_seconds or 0)}, and is being stopped",
-                [f"pgqueue jobs show {job.id}", f"pgqueue jobs cancel {job.id}"],
+                [self._command("jobs show", job.id), self._command("jobs cancel", job.id)],
             )
         else:
             rest = (
@@ -162,7 +161,7 @@ class _Case:
             yield Cause(
                 "running",
                 f"it has been running for {since}{where}{beat}{rest}",
-                [f"pgqueue jobs show {job.id}", f"pgqueue jobs cancel {job.id}"],
+                [self._command("jobs show", job.id), self._command("jobs cancel", job.id)],
             )
         yield from self._row_lock()
 
@@ -200,14 +199,14 @@ class _Case:
                 "standby",
                 "this server is a standby, which takes no writes: nothing runs until it is promoted or "
                 "the DSN names the primary",
-                ["pgqueue doctor"],
+                [self._command("doctor")],
             )
         elif server.is_read_only:
             yield Cause(
                 "read_only",
                 "default_transaction_read_only is on for this database or role, so no worker can claim "
                 "anything",
-                ["pgqueue doctor"],
+                [self._command("doctor")],
             )
 
     def _row_lock(self) -> Iterator[Cause]:
@@ -224,12 +223,12 @@ class _Case:
             "row_locked",
             f"its row has been locked{since} by the transaction of pid {lock.pid} ({whose}, "
             f"{lock.state or 'unknown'}), and claims pass by what is locked",
-            [f'psql "$PGQUEUE_DSN" -c "SELECT pg_terminate_backend({lock.pid})"'],
+            [write_termination(lock.pid)],
         )
 
     def _scheduled(self, workers: questions.Workers) -> Iterator[Cause]:
         job, now = self._job, self._now
-        run_now = [f"pgqueue jobs retry {job.id}"]
+        run_now = [self._command("jobs retry", job.id)]
         if job.rate_parked_at is not None and job.rate_key is not None:
             yield self._rate(job.rate_key)
         elif job.parked_by_breaker is not None:
@@ -241,7 +240,7 @@ class _Case:
                     "not_promoted",
                     f"it has been due for {duration(late)} and no live worker has made it ready, which "
                     "takes a second: see whether they are stuck",
-                    ["pgqueue doctor", *run_now],
+                    [self._command("doctor"), *run_now],
                 )
             elif workers.live:
                 yield Cause("due", "it has just become due and will be ready within a second")
@@ -250,22 +249,22 @@ class _Case:
                 "retry",
                 f"attempt {job.attempt} of {job.max_attempts} failed, and the next one starts "
                 f"{self._at(job.run_at)}: {error}",
-                [*run_now, f"pgqueue jobs show {job.id}"],
+                [*run_now, self._command("jobs show", job.id)],
             )
         else:
             yield Cause("not_due", f"it is not due until {self._at(job.run_at)}", run_now)
 
     def _rate(self, name: str) -> Cause:
         rate = run(self._connection, questions.rate(name, self._job.id), self._schema)
-        limits = ["pgqueue limits list"]
+        limits = [self._command("limits list")]
         if rate is None:
             return Cause(
                 "rate_limit_gone",
                 f"it waits in the line of the rate limit {name!r}, which is gone; it becomes ready "
                 f"{self._at(self._job.run_at)} at the latest",
                 [
-                    f"pgqueue limits set {shlex.quote(name)} 100/s",
-                    f"pgqueue limits remove {shlex.quote(name)}",
+                    self._command("limits set", name, "100/s"),
+                    self._command("limits remove", name),
                 ],
             )
         before = f" behind {_capped(rate.ahead)}" if rate.ahead else " as the next one"
@@ -276,8 +275,8 @@ class _Case:
         )
         return Cause(
             "rate_limited",
-            f"it waits{before} for its rate limit {name!r} of {rate.tokens_per_second:g} a second{token}",
-            [*limits, f"pgqueue limits set {shlex.quote(name)} {rate.tokens_per_second * 2:g}/s"],
+            f"it waits{before} for its rate limit {name!r} of {rate_text(rate.tokens_per_second)}{token}",
+            [*limits, self._command("limits set", name, _faster(rate))],
         )
 
     def _queue_rate(self) -> Iterator[Cause]:
@@ -285,11 +284,11 @@ class _Case:
         if rate is not None and rate.next_at is not None and rate.next_at > self._now:
             yield Cause(
                 "queue_rate_limited",
-                f"the queue {self._job.queue!r} starts {rate.tokens_per_second:g} jobs a second at most, "
+                f"the queue {self._job.queue!r} starts {rate_text(rate.tokens_per_second)} at most, "
                 f"the next one {self._at(rate.next_at)}",
                 [
-                    "pgqueue limits list",
-                    f"pgqueue limits set {shlex.quote(rate.name)} {rate.tokens_per_second * 2:g}/s",
+                    self._command("limits list"),
+                    self._command("limits set", rate.name, _faster(rate)),
                 ],
             )
 
@@ -314,7 +313,7 @@ class _Case:
         yield Cause(
             "breaker_open",
             f"its circuit breaker {breaker.name!r} has been open{since}, {until}",
-            ["pgqueue breakers", f"pgqueue breakers close {shlex.quote(breaker.name)}"],
+            [self._command("breakers"), self._command("breakers close", breaker.name)],
         )
 
     def _paused(self) -> Iterator[Cause]:
@@ -328,7 +327,7 @@ class _Case:
         yield Cause(
             "queue_paused",
             f"its queue {job.queue!r} was paused{when}{_by(deed)}{until}{reason}",
-            [f"pgqueue queues resume {self._queue}"],
+            [self._command("queues resume", self._job.queue)],
         )
 
     def _full(self) -> Iterator[Cause]:
@@ -351,8 +350,8 @@ class _Case:
             "queue_full",
             said,
             [
-                f"pgqueue jobs list --state running --queue {self._queue}",
-                f"pgqueue queues limit {self._queue} none",
+                self._command("jobs list", state="running", queue=self._job.queue),
+                self._command("queues limit", self._job.queue, "none"),
             ],
         )
 
@@ -367,7 +366,7 @@ class _Case:
         yield Cause(
             "no_worker",
             f"no live worker serves the queue {self._job.queue!r}{others}{seen}",
-            [f"{WORKER} -q {self._queue}", "pgqueue workers"],
+            [self._worker(), self._command("workers")],
         )
 
     def _unknown(self, workers: questions.Workers) -> Iterator[Cause]:
@@ -381,7 +380,7 @@ class _Case:
             "unknown_task",
             f"no live worker knows the task {self._job.task!r}{last}: its code is not deployed, or not "
             "imported by the application that the workers run",
-            [f"{WORKER} -q {self._queue}", f"pgqueue jobs cancel {self._job.id}"],
+            [self._worker(), self._command("jobs cancel", self._job.id)],
         )
 
     def _key(self) -> Iterator[Cause]:
@@ -397,14 +396,14 @@ class _Case:
                 f"its concurrency key {job.concurrency_key!r} is held by job {first.job_id} "
                 f"({first.task}){many}, running for "
                 f"{elapsed(first.started_at, self._now)}{self._where(first.host, first.pid)}",
-                [f"pgqueue jobs why {first.job_id}", f"pgqueue jobs cancel {first.job_id}"],
+                [self._command("jobs why", first.job_id), self._command("jobs cancel", first.job_id)],
             )
         elif job.state == JobState.BLOCKED:
             yield Cause(
                 "key_free",
                 f"its concurrency key {job.concurrency_key!r} has a free slot: a claim of the queue takes "
                 "the best job that waits for it, and workers look for forgotten ones every minute",
-                ["pgqueue queues list"],
+                [self._command("queues list")],
             )
 
     def _effect(self) -> Iterator[Cause]:
@@ -418,7 +417,7 @@ class _Case:
                 "effect_in_progress",
                 f"{whose} has been at work on its idempotency key {job.idempotency_key!r} for "
                 f"{elapsed(effect.since, self._now)}",
-                [f"pgqueue processed show {shlex.quote(job.idempotency_key)}"],
+                [self._command("processed show", job.idempotency_key)],
             )
 
     def _turn(self, workers: questions.Workers) -> Iterator[Cause]:
@@ -432,8 +431,8 @@ class _Case:
                 f"serve the queue {self._job.queue!r} are taken; it has waited {waited}"
                 + (f", behind {_capped(ahead)}" if ahead else " and is next"),
                 [
-                    f"pgqueue jobs list --state running --queue {self._queue}",
-                    f"{WORKER} -q {self._queue} -c {max(10, workers.slots)}",
+                    self._command("jobs list", state="running", queue=self._job.queue),
+                    self._worker(concurrency=max(10, workers.slots)),
                 ],
             )
         elif ahead:
@@ -441,15 +440,21 @@ class _Case:
                 "in_line",
                 f"it has waited {waited} behind {_capped(ahead)} of the queue {self._job.queue!r} that "
                 "come first",
-                ["pgqueue queues list", f"{WORKER} -q {self._queue}"],
+                [self._command("queues list"), self._worker()],
             )
         else:
             yield Cause(
                 "next",
                 f"nothing keeps it: it has waited {waited}, is the next of its queue, and "
                 f"{counted(workers.slots - workers.running, 'slot')} of live workers are free",
-                ["pgqueue doctor"],
+                [self._command("doctor")],
             )
+
+    def _command(self, name: str, *words: object, **options: object) -> str:
+        return write_command(name, *words, schema=self._schema, **options)
+
+    def _worker(self, **options: object) -> str:
+        return self._command("worker", app="MODULE:APP", queue=self._job.queue, **options)
 
     def _at(self, at: datetime) -> str:
         return str(instant(at, self._now))
@@ -464,6 +469,11 @@ def _by(deed: questions.Deed | None) -> str:
 
 def _capped(jobs: int) -> str:
     return counted(jobs, "job") if jobs <= questions.COUNT_CAP else f"more than {questions.COUNT_CAP:,} jobs"
+
+
+def _faster(rate: questions.Rate) -> str:
+    """Give twice the rate, as it can be set."""
+    return rate_text(min(2 * rate.tokens_per_second, MAX_TOKENS_PER_SECOND))
 
 
 def _last_error(job: JobDetails) -> str | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 
 from pgqueue.diagnosis.finding import Exam, Finding
+from pgqueue.errors import ConfigurationError
+from pgqueue.model.schedule import Cron, has_cron
 from pgqueue.model.spoken import counted, duration
 from pgqueue.sql import doctor as questions
 from pgqueue.sql import inspect
@@ -21,7 +22,7 @@ def work(exam: Exam) -> Iterator[Finding]:
             "critical",
             f"the leases of {_capped(work.expired)} ended more than {late} ago and nobody has taken them "
             "back: no worker that is alive looks after the queue",
-            ["pgqueue workers", "pgqueue jobs list --state running"],
+            [exam.command("workers"), exam.command("jobs list", state="running")],
         )
     if work.due:
         yield Finding(
@@ -29,7 +30,7 @@ def work(exam: Exam) -> Iterator[Finding]:
             "critical",
             f"{_capped(work.due)} became due more than {late} ago and {'is' if work.due == 1 else 'are'} "
             "still scheduled: no worker that is alive looks after the queue",
-            ["pgqueue workers", "pgqueue jobs list --state scheduled"],
+            [exam.command("workers"), exam.command("jobs list", state="scheduled")],
         )
     if work.late_schedules:
         yield Finding(
@@ -37,8 +38,9 @@ def work(exam: Exam) -> Iterator[Finding]:
             "critical",
             f"schedules have not fired though they were due more than {late} ago: "
             f"{', '.join(work.late_schedules)}",
-            ["pgqueue schedules list", "pgqueue workers"],
+            [exam.command("schedules list"), exam.command("workers")],
         )
+    yield from _unreadable_schedules(exam)
     if work.unknown_tasks and _live_workers(exam):
         yield Finding(
             "task_unknown",
@@ -46,10 +48,31 @@ def work(exam: Exam) -> Iterator[Finding]:
             f"jobs wait whose task no live worker knows: {', '.join(work.unknown_tasks[:5])}; after ten "
             "minutes they die",
             [
-                f"pgqueue jobs list --state live --task {shlex.quote(work.unknown_tasks[0])}",
-                "pgqueue workers",
+                exam.command("jobs list", state="live", task=work.unknown_tasks[0]),
+                exam.command("workers"),
             ],
         )
+
+
+def _unreadable_schedules(exam: Exam) -> Iterator[Finding]:
+    """Find what SQL wrote and no worker can read: it gets no tick, so it is never late."""
+    if not has_cron():
+        return
+    for entry in exam.ask(questions.unplanned_schedules()):
+        try:
+            Cron(entry.cron, entry.timezone)
+        except ConfigurationError as error:
+            yield Finding(
+                "schedule_unreadable",
+                "critical",
+                f"the schedule {entry.name!r} never fires: {error}",
+                [
+                    exam.command(
+                        "schedules add", entry.name, "CRON", entry.task, "JSON", timezone="ZONE", replace=True
+                    ),
+                    exam.command("schedules remove", entry.name),
+                ],
+            )
 
 
 def queues(exam: Exam) -> Iterator[Finding]:
@@ -62,12 +85,11 @@ def queues(exam: Exam) -> Iterator[Finding]:
     ]
     # One finding for all of them: when the workers are gone, every queue is without.
     if unserved := [queue for queue in waiting if not queue.workers]:
-        name = shlex.quote(unserved[0].queue)
         yield Finding(
             "queue_unserved",
             "critical",
             f"no live worker serves {_named(unserved)}",
-            [f"pgqueue worker --app MODULE:APP -q {name}", "pgqueue workers"],
+            [exam.command("worker", app="MODULE:APP", queue=unserved[0].queue), exam.command("workers")],
         )
     stalled = [
         queue
@@ -77,12 +99,11 @@ def queues(exam: Exam) -> Iterator[Finding]:
         and (queue.oldest_ready_seconds or 0.0) >= exam.at.stalled_seconds
     ]
     if stalled:
-        name = shlex.quote(stalled[0].queue)
         yield Finding(
             "queue_stalled",
             "critical",
             f"live workers serve but run nothing of {_named(stalled)}",
-            [f"pgqueue jobs list --state ready --queue {name}", "pgqueue workers"],
+            [exam.command("jobs list", state="ready", queue=stalled[0].queue), exam.command("workers")],
         )
 
 
@@ -103,20 +124,22 @@ def workers(exam: Exam) -> Iterator[Finding]:
             "versions_mixed",
             "warning",
             f"live workers run different versions of pgqueue: {', '.join(versions)}",
-            ["pgqueue workers"],
+            [exam.command("workers")],
         )
 
 
 def forgotten(exam: Exam) -> Iterator[Finding]:
     for entry in exam.ask(questions.forgotten(exam.at.forgotten_seconds)):
-        name = shlex.quote(entry.name)
         if entry.kind == "queue":
             yield Finding(
                 "pause_forgotten",
                 "warning",
                 f"the queue {entry.name!r} has been paused since {entry.since:%Y-%m-%d %H:%M} without an "
                 "end, and jobs wait in it",
-                [f"pgqueue log {name} --action queue.pause", f"pgqueue queues resume {name}"],
+                [
+                    exam.command("log", entry.name, action="queue.pause"),
+                    exam.command("queues resume", entry.name),
+                ],
             )
         else:
             yield Finding(
@@ -124,7 +147,10 @@ def forgotten(exam: Exam) -> Iterator[Finding]:
                 "warning",
                 f"the circuit breaker {entry.name!r} was opened by hand at {entry.since:%Y-%m-%d %H:%M} "
                 "without an end",
-                [f"pgqueue log {name} --action breaker.open", f"pgqueue breakers close {name}"],
+                [
+                    exam.command("log", entry.name, action="breaker.open"),
+                    exam.command("breakers close", entry.name),
+                ],
             )
 
 

@@ -12,7 +12,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from pgqueue.errors import ArgumentsTooLarge, ConfigurationError, InvalidArguments
@@ -21,6 +21,7 @@ from pgqueue.model.codecs import PLAIN, Codec
 from pgqueue.model.context import JobContext
 from pgqueue.model.encoding import Misfit, checked_key, dumps, loads, plain
 from pgqueue.model.job import MAX_ARGS_BYTES, MAX_RESULT_BYTES
+from pgqueue.model.outcome import clean
 
 _UNRESOLVED = re.compile(r"(?:Optional\[)?(?:(\w+)\.)?(JobContext|AsyncConnection|Connection)\b")
 _CONNECTIONS = ("Connection", "AsyncConnection")
@@ -234,7 +235,7 @@ class Signature:
             text = dumps(self._result_codec().encode(value))
             size = len(text.encode())
         except Misfit as misfit:
-            return None, misfit.where("result")
+            return None, clean(misfit.where("result"))
         except Exception as error:  # noqa: BLE001  a model's own code may raise anything
             return None, f"result: {type(error).__name__} while it was written as JSON"
         if size > MAX_RESULT_BYTES:
@@ -349,7 +350,9 @@ def plain_args(task: str, args: Mapping[str, Any]) -> str:
 
 
 def _is_async(function: Any) -> bool:
-    # An object with an async __call__ is a handler too.
+    # An object with an async __call__ is a handler too, and so is one with some arguments filled in.
+    while isinstance(function, partial):
+        function = function.func
     call = vars(type(function)).get("__call__")
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 

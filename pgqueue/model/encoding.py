@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from math import isfinite
 from typing import Any
 
+from pgqueue.errors import ConfigurationError
+
 # Far below what PostgreSQL's parser, Python's and those of other languages take, and far above
 # what anybody passes on purpose.
 MAX_DEPTH = 100
@@ -200,6 +202,17 @@ def checked_text(name: str, value: Any, max_bytes: int) -> str:
     if size > max_bytes:
         raise ValueError(f"{name} has {size:,} bytes, at most {max_bytes} fit ({value[:40]!r}...)")
     return value
+
+
+def several(name: str, values: Any, kind: str = "names") -> list[Any]:
+    """Give the members of a list; one text is refused, for nobody means its letters.
+
+    Raises:
+        ConfigurationError: it is no list; begins with `name`.
+    """
+    if isinstance(values, (str, bytes, bytearray)) or not isinstance(values, Iterable):
+        raise ConfigurationError(f"{name} must be a list of {kind}, not {values!r:.60}")
+    return list(values)
 
 
 # Words for messages.

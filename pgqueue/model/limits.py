@@ -12,6 +12,8 @@ from pgqueue.model.keys import MAX_KEY_BYTES, KeyTemplate
 
 MAX_TOKENS_PER_SECOND = 1_000_000.0
 MAX_BURST = 100_000
+# After so long at the latest an empty bucket is full again: later instants cannot be computed.
+MAX_REFILL_SECONDS = 3e9
 # What may start at once unless it is said: so much time's worth, but at least one.
 _BURST_SECONDS = 0.1
 
@@ -54,16 +56,21 @@ def rate_limit(rate: str, burst: int | None = None) -> RateLimit:
         burst = max(1, min(MAX_BURST, int(per_second * _BURST_SECONDS)))
     elif not isinstance(burst, int) or isinstance(burst, bool) or not 1 <= burst <= MAX_BURST:
         raise ValueError(f"burst must be a whole number between 1 and {MAX_BURST:,}, not {burst!r:.60}")
+    if burst / per_second > MAX_REFILL_SECONDS:
+        raise ValueError(f"at {rate!r:.60} a burst of {burst:,} is there again after a century only")
     return RateLimit(per_second, burst)
 
 
 def rate_text(tokens_per_second: float) -> str:
-    """Write a rate by the shortest time in which it gives a whole number, if there is one."""
+    """Write a rate, as it can be set, by the shortest time in which it gives a whole number, if any does."""
     for unit in ("s", "min", "h", "d"):
         number = tokens_per_second * _SECONDS[unit]
         if number >= 1 and abs(number - round(number)) < 1e-6 * number:
             return f"{round(number)}/{unit}"
-    return f"{tokens_per_second:.6g}/s"
+    if tokens_per_second >= 1e-4:
+        return f"{tokens_per_second:.6g}/s"
+    days = f"{1 / (tokens_per_second * _SECONDS['d']):.6f}"
+    return f"1/{days.rstrip('0').rstrip('.')}d"
 
 
 def checked_name(name: str) -> str:

@@ -17,13 +17,14 @@ from pgqueue.model.job import MAX_HEADERS_BYTES, OnConflict, UniqueUntil
 from pgqueue.model.keys import MAX_KEY_BYTES
 
 MAX_QUEUE_BYTES = 100
-MAX_TASK_BYTES = 255
+# What its rate limit is called, task:T, is a key too.
+MAX_TASK_BYTES = MAX_KEY_BYTES - len("task:")
 MAX_PRIORITY = 32_767
 MAX_ATTEMPTS = 100_000
 MAX_TIMEOUT_SECONDS = 604_800.0
 MAX_CONCURRENCY = 10_000
 MAX_DELAY_SECONDS = 3.2e9
-_EARLIEST, _LATEST = datetime(2000, 1, 1, tzinfo=UTC), datetime(3000, 1, 1, tzinfo=UTC)
+EARLIEST, LATEST = datetime(2000, 1, 1, tzinfo=UTC), datetime(3000, 1, 1, tzinfo=UTC)
 _ON_CONFLICT = ("skip", "replace", "reject", "debounce")
 _UNIQUE_UNTIL = ("end", "start")
 
@@ -146,7 +147,7 @@ def _check_run_at(value: Any) -> None:
             f"run_at {value.isoformat()} has no time zone, so it names no instant; "
             "give it one, or use delay_seconds to count from now"
         )
-    if not _EARLIEST <= value < _LATEST:
+    if not EARLIEST <= value < LATEST:
         raise ValueError(f"run_at must lie between the years 2000 and 3000, not {value.isoformat()}")
 
 

@@ -53,7 +53,13 @@ class Outcome:
     is_unsure: bool = False
 
     def to_wire(self) -> list[Any]:
-        return [self.ending.value, self.text, self.seconds, self.note, self.is_unsure]
+        text, note = self.text, self.note
+        # A result's JSON is storable already, and may be long.
+        if text is not None and self.ending is not Ending.SUCCEEDED:
+            text = clean(text)
+        if note is not None:
+            note = clean(note)
+        return [self.ending.value, text, self.seconds, note, self.is_unsure]
 
     @classmethod
     def from_wire(cls, parts: list[Any]) -> Outcome:

@@ -32,7 +32,7 @@ class QueueSlots:
 
     @classmethod
     def parse(cls, text: str) -> QueueSlots:
-        """Read `mail` or `mail:5`.
+        """Read `mail` or `mail:5`. A name may have colons: `mail:x` is one, `mail:x:5` has slots.
 
         Raises:
             ConfigurationError: no name, a name too long, or a number that is none.
@@ -124,4 +124,6 @@ class WorkerSettings:
 
 def _between(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
-        raise ConfigurationError(f"{name} must be between {low:g} and {high:g}, not {value:g}")
+        # A whole number may be larger than any float.
+        told = f"{value:,}" if isinstance(value, int) else f"{value:,.15g}"
+        raise ConfigurationError(f"{name} must be between {low:,.15g} and {high:,.15g}, not {told}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, Final
 
-from pgqueue.errors import ConfigurationError, InvalidJob, UnknownTask
+from pgqueue.errors import ConfigurationError, InvalidJob, UnknownTask, Unrecoverable
 from pgqueue.model.arguments import Signature, args_text, plain_args
 from pgqueue.model.encoding import checked_text
 from pgqueue.model.job import (
@@ -116,8 +118,16 @@ class TaskDefinition:
         return self.is_transactional or self.is_idempotent or self.reconcile is not None
 
     def success(self, value: Any) -> Outcome:
-        """Turn what the handler returned into an outcome; a result that cannot be kept undoes no work."""
-        if value is None or not self.stores_result:
+        """Turn what the handler returned into an outcome; a result that cannot be kept undoes no work.
+
+        Raises:
+            Unrecoverable: that is no result, but the handler itself, which has not run.
+        """
+        if value is None:
+            return PLAIN_SUCCESS
+        if (what := _what_did_not_run(value, self.function)) is not None:
+            raise Unrecoverable(f"the handler of {self.name!r} did not run: {what}")
+        if not self.stores_result:
             return PLAIN_SUCCESS
         text, why_not_kept = self.signature.encode_result(value)
         return Outcome(Ending.SUCCEEDED, text, None, why_not_kept)
@@ -251,6 +261,24 @@ def define(
         )
     except ValueError as error:
         raise ConfigurationError(f"task {task!r}: {error}") from None
+
+
+def _what_did_not_run(value: Any, function: Callable[..., Any]) -> str | None:
+    """Say so if what a handler returned is a call still to be made, which nobody will make."""
+    if isinstance(value, (GeneratorType, AsyncGeneratorType)):
+        code = value.gi_code if isinstance(value, GeneratorType) else value.ag_code
+        if code is not getattr(inspect.unwrap(function), "__code__", None):
+            return None
+        return "it yields, which its decorator hides; a handler returns its result"
+    # A future, which is under way already, can be told by this; asyncio itself does so.
+    if not hasattr(type(value), "__await__") or hasattr(type(value), "_asyncio_future_blocking"):
+        return None
+    if isinstance(value, CoroutineType):
+        value.close()
+    return (
+        f"to call it only made a {type(value).__name__}, which nobody awaits. Its decorator hides that it is "
+        "async, or an await is missing: let the decorator's wrapper be async, and await the function there"
+    )
 
 
 def unregistered_job(task: str, args: Mapping[str, Any], options: JobOptions = NO_OPTIONS) -> NewJob:

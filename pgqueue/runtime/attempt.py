@@ -30,7 +30,13 @@ class Attempt:
     cancel_statement: Callable[[], None] | None = None
 
     def __init__(
-        self, serial: int, sent: Sequence[Any], queue: str, token: str, definition: TaskDefinition, now: float
+        self,
+        serial: int,
+        sent: Sequence[Any],
+        queue: str,
+        token: str,
+        definition: TaskDefinition,
+        sent_at: float,
     ) -> None:
         self.serial = serial
         (
@@ -47,7 +53,8 @@ class Attempt:
         self.queue = queue
         self.token = token
         self.definition = definition
-        self.arrived_at = now
+        # When the parent sent it: it may have waited long to be read.
+        self.sent_at = sent_at
 
     @property
     def key(self) -> str:
@@ -56,7 +63,7 @@ class Attempt:
 
     @property
     def deadline_at(self) -> float | None:
-        return self.arrived_at + self.seconds if self.seconds else None
+        return self.sent_at + self.seconds if self.seconds else None
 
     def remaining_seconds(self) -> float | None:
         return None if self.deadline_at is None else self.deadline_at - time.monotonic()

@@ -1,8 +1,11 @@
-"""Memory that parent and child share: which attempts run at this instant.
+"""Memory that parent and child share: which attempts run at this instant, and which must not begin.
 
 The child writes an attempt's serial before its handler starts and takes it away once the outcome
 is on its way. When the child dies, in whatever manner, the parent reads here who was running, to
 the instruction, and who had not begun.
+
+The parent writes the serials of attempts that are not the child's any more. A child whose loop stands
+still hears no message, but its threads look here before they begin what has waited.
 """
 
 from __future__ import annotations
@@ -10,8 +13,11 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+from collections.abc import Iterable
 
 _WORD_BYTES = 8
+# So many revocations are remembered; the newest take the places of the oldest.
+_REVOCATIONS = 4096
 
 
 class Board:
@@ -20,9 +26,11 @@ class Board:
     def __init__(self, descriptor: int, places: int) -> None:
         self.descriptor = descriptor
         self.places = places
-        self._memory = mmap.mmap(descriptor, places * _WORD_BYTES)
-        self._words = memoryview(self._memory).cast("q")
+        self._memory = mmap.mmap(descriptor, (places + _REVOCATIONS) * _WORD_BYTES)
+        words = memoryview(self._memory).cast("q")
+        self._words, self._revoked = words[:places], words[places:]
         self._free = list(range(places))
+        self._next_revocation = 0
 
     @classmethod
     def create(cls, places: int) -> Board:
@@ -32,7 +40,7 @@ class Board:
         else:
             with tempfile.TemporaryFile() as file:
                 descriptor = os.dup(file.fileno())
-        os.ftruncate(descriptor, places * _WORD_BYTES)
+        os.ftruncate(descriptor, (places + _REVOCATIONS) * _WORD_BYTES)
         return cls(descriptor, places)
 
     def put(self, serial: int) -> int:
@@ -60,7 +68,18 @@ class Board:
     def ended(self) -> set[int]:
         return {-serial for serial in self._words if serial < 0}
 
+    def revoke(self, serials: Iterable[int]) -> None:
+        """Say that these must not begin: one that is not seen to run a moment later never will."""
+        for serial in serials:
+            self._revoked[self._next_revocation] = serial
+            self._next_revocation = (self._next_revocation + 1) % _REVOCATIONS
+
+    def is_revoked(self, serial: int) -> bool:
+        """Say whether this must not begin; to be asked after `put`. Not cheap once there are some."""
+        return self._revoked[0] != 0 and serial in self._revoked
+
     def close(self) -> None:
         self._words.release()
+        self._revoked.release()
         self._memory.close()
         os.close(self.descriptor)

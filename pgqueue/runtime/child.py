@@ -22,10 +22,11 @@ from pgqueue.errors import PgqueueError
 from pgqueue.runtime.application import ApplicationError, load_application
 from pgqueue.runtime.board import Board
 from pgqueue.runtime.execution import Ended, Engine
-from pgqueue.runtime.log import LogFormat, configure, hide, identify
+from pgqueue.runtime.log import Log, LogFormat, configure, hide, identify
 from pgqueue.runtime.wire import Decoder, frame
 
 _PR_SET_PDEATHSIG = 1
+_LOG = Log("pgqueue.child")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,8 @@ class _Link(asyncio.Protocol):
         for message in self._decoder.feed(data):
             match message[0]:
                 case "run":
-                    _, pool, first_serial, sent, queue, token = message
-                    self.engines[pool].submit(first_serial, sent, queue, token)
+                    _, pool, *what = message
+                    self.engines[pool].submit(*what)
                 case "cancel":
                     for engine in self.engines:
                         engine.cancel(message[1])
@@ -114,6 +115,9 @@ def main() -> None:
 def run_loop(main_coroutine: Any) -> Any:
     """Run on uvloop where it is installed.
 
+    Whoever calls sys.exit in a task or a callback of a handler ends that only: asyncio would throw it out
+    of the loop, and every neighbour with it. A Ctrl-C that nobody handles ends the loop as ever.
+
     Does not wait for tasks that handlers leave behind, as `asyncio.run` would, for ever if one of
     them is deaf: the process ends after this.
     """
@@ -124,7 +128,19 @@ def run_loop(main_coroutine: Any) -> Any:
     else:
         loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
-    return loop.run_until_complete(main_coroutine)
+    main_task = loop.create_task(main_coroutine)
+    while True:
+        try:
+            return loop.run_until_complete(main_task)
+        except (SystemExit, KeyboardInterrupt) as error:
+            if main_task.done() or (isinstance(error, KeyboardInterrupt) and _is_interrupted_by_ctrl_c()):
+                raise
+            # A task that is waited for has kept it, and whoever waits gets it.
+            _LOG.warning("a task or callback of a handler tried to end the process", error=repr(error))
+
+
+def _is_interrupted_by_ctrl_c() -> bool:
+    return signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 async def _serve(channel: socket.socket, arguments: ChildArguments, app: Any, board: Board) -> None:

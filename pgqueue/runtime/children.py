@@ -199,6 +199,8 @@ class ChildProcess(Child, asyncio.Protocol):
         self._was_killed = False
         ours.setblocking(False)
         self._socket = ours
+        # To read what is left when the transport has closed the other one: a write to a dead child does that.
+        self._rest = ours.dup()
 
     async def connect(self) -> None:
         await asyncio.get_running_loop().create_connection(lambda: self, sock=self._socket)
@@ -235,13 +237,16 @@ class ChildProcess(Child, asyncio.Protocol):
         for following, attempt in enumerate(attempts, 1):
             size += len(attempt[3])
             if size > _FRAME_CHARACTERS or following == len(attempts):
-                self._send(["run", pool, first_serial + first, attempts[first:following], queue, token])
+                sent = attempts[first:following]
+                self._send(["run", pool, first_serial + first, sent, queue, token, time.monotonic()])
                 first, size = following, 0
 
     def cancel(self, serials: list[int]) -> None:
         self._send(["cancel", serials])
 
     def lose(self, serials: list[int]) -> None:
+        # On the board, too: a loop that stands still hears nothing.
+        self._board.revoke(serials)
         self._send(["lost", serials])
 
     def tell_dsn(self, dsn: str) -> None:
@@ -279,13 +284,14 @@ class ChildProcess(Child, asyncio.Protocol):
 
         Not the end of the stream: a process that a handler forked may hold the other side open for long.
         """
-        if self._transport is None or self._transport.is_closing():
-            return
-        self._transport.pause_reading()
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
         with contextlib.suppress(OSError):
-            while received := self._socket.recv(1 << 20, socket.MSG_DONTWAIT):
+            while received := self._rest.recv(1 << 20, socket.MSG_DONTWAIT):
                 self.data_received(received)
-        self._transport.abort()
+        self._rest.close()
+        if self._transport is not None:
+            self._transport.abort()
 
     def running(self) -> set[int]:
         return self._board.running()

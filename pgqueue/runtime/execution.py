@@ -23,7 +23,7 @@ from typing import Any, cast
 from pgqueue.errors import UnknownTask
 from pgqueue.model.arguments import Signature
 from pgqueue.model.context import JobContext
-from pgqueue.model.outcome import PLAIN_SUCCESS, RELEASED, Outcome, clean, outcome_of
+from pgqueue.model.outcome import PLAIN_SUCCESS, RELEASED, Ending, Outcome, clean, outcome_of
 from pgqueue.model.task import NOT_DONE, TaskDefinition, TaskRegistry
 from pgqueue.runtime.attempt import Attempt
 from pgqueue.runtime.board import Board
@@ -33,6 +33,8 @@ from pgqueue.runtime.once import EndsAs, Once
 # A job that was sent ahead and could not start for this long goes back: the slots turned out to be
 # busy with long jobs, and another worker may have room.
 STALE_SECONDS = 1.0
+# One that was sent so long ago has to look whether it may still begin.
+_LATE_SECONDS = 0.25
 PROGRESS_SECONDS = 1.0
 _TICK_SECONDS = 0.05
 # Handlers that never wait run one after another for so long, until the loop gets its turn.
@@ -93,9 +95,17 @@ class Engine:
 
     # Called on the loop.
 
-    def submit(self, first_serial: int, sent: Sequence[Sequence[Any]], queue: str, token: str) -> None:
+    def submit(
+        self,
+        first_serial: int,
+        sent: Sequence[Sequence[Any]],
+        queue: str,
+        token: str,
+        sent_at: float | None = None,
+    ) -> None:
         """Take attempts over, as the wire describes them; each is reported exactly once."""
-        now = time.monotonic()
+        if sent_at is None:
+            sent_at = time.monotonic()
         definitions = {name: self._registry.get(name) for name in {one[2] for one in sent}}
         arrived = []
         for serial, one in enumerate(sent, first_serial):
@@ -103,7 +113,7 @@ class Engine:
             if definition is None:
                 self._note_end(serial, -1, 0.0, outcome_of_unknown(one[2], self._registry))
             else:
-                arrived.append(Attempt(serial, one, queue, token, definition, now))
+                arrived.append(Attempt(serial, one, queue, token, definition, sent_at))
         with self._lock:
             self._backlog.extend(arrived)
         if self._ticker is None:
@@ -333,9 +343,24 @@ class Engine:
     def _begin(self, attempt: Attempt) -> None:
         attempt.place = self._board.put(attempt.serial)
         attempt.started_at = time.monotonic()
+        if attempt.started_at - attempt.sent_at > _LATE_SECONDS and self._is_too_late(attempt):
+            if attempt.place >= 0:
+                self._board.clear([attempt.place])
+            attempt.place, attempt.started_at = -1, 0.0
+            raise EndsAs(RELEASED)
         if (reason := attempt.reason_to_stop()) is not None:
             raise reason
         current_attempt.set((attempt.job_id, attempt.attempt, attempt.task_name))
+
+    def _is_too_late(self, attempt: Attempt) -> bool:
+        """Say whether an attempt that waited must not begin: its time is over, or it is not ours any more.
+
+        The message that says so may wait behind a handler that blocks the loop.
+        """
+        waited = attempt.started_at - attempt.sent_at
+        if attempt.seconds and waited >= attempt.seconds:
+            return True
+        return waited > STALE_SECONDS and self._board.is_revoked(attempt.serial)
 
     def _inject(
         self, attempt: Attempt, signature: Signature, args: dict[str, Any], conn: Any = None
@@ -378,7 +403,7 @@ class Engine:
             serial: {
                 name: clean(value) if isinstance(value, str) else value
                 for name, value in progress.items()
-                if isinstance(value, str) or (isinstance(value, (int, float)) and math.isfinite(value))
+                if isinstance(value, str) or _is_number(value)
             }
             for serial, progress in said.items()
         }
@@ -435,12 +460,30 @@ class Engine:
         ended = self._ended[:count]
         del self._ended[:count]
         plain = [(serial, seconds) for serial, _, seconds, outcome in ended if outcome is PLAIN_SUCCESS]
-        self._report(
-            [serial for serial, _ in plain],
-            [seconds for _, seconds in plain],
-            [(one[0], one[2], one[3]) for one in ended if one[3] is not PLAIN_SUCCESS],
-        )
-        self._board.clear([place for _, place, _, _ in ended if place >= 0])
+        serials, took = [serial for serial, _ in plain], [seconds for _, seconds in plain]
+        others = [(one[0], one[2], one[3]) for one in ended if one[3] is not PLAIN_SUCCESS]
+        try:
+            self._report(serials, took, others)
+        except (TypeError, ValueError):
+            self._report_apart(serials, took, others)
+        # Not before the report has left: a loop may queue it, and a handler block the loop before it is out.
+        self._loop.call_soon(self._board.clear, [place for _, place, _, _ in ended if place >= 0])
+
+    def _report_apart(self, serials: list[int], seconds: list[float], others: list[Ended]) -> None:
+        """Report each outcome alone, since one of them cannot be encoded; that one without its text."""
+        if serials:
+            self._report(serials, seconds, [])
+        for serial, took, outcome in others:
+            try:
+                self._report([], [], [(serial, took, outcome)])
+            except (TypeError, ValueError) as error:
+                reason = clean(f"how it ended could not be passed on: {type(error).__name__}: {error}")
+                stripped = (
+                    Outcome(outcome.ending, None, None, reason)
+                    if outcome.ending is Ending.SUCCEEDED
+                    else Outcome(outcome.ending, reason, None, None, outcome.is_unsure)
+                )
+                self._report([], [], [(serial, took, stripped)])
 
     def _tick(self) -> None:
         """Interrupt what is past its deadline, and give back what has waited too long."""
@@ -450,7 +493,7 @@ class Engine:
             # At once, for handlers end without asking for the lock.
             running = list(self._running.values())
             stale: list[Attempt] = []
-            if self._backlog and now - self._backlog[0].arrived_at > STALE_SECONDS:
+            if self._backlog and now - self._backlog[0].sent_at > STALE_SECONDS:
                 stale, self._backlog = list(self._backlog), deque()
         self._ticker = self._loop.call_later(_TICK_SECONDS, self._tick) if is_needed else None
         for attempt in running:
@@ -497,6 +540,13 @@ class _Steps:
         except StopIteration as end:
             outcome: Outcome = end.value
             return outcome
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return isinstance(value, (int, float)) and math.isfinite(value)
+    except OverflowError:  # an integer beyond every float
+        return False
 
 
 def outcome_of_unknown(task_name: str, registry: TaskRegistry) -> Outcome:

@@ -245,6 +245,11 @@ def _of_snapshot(snapshot: Snapshot) -> Iterator[Family]:
     queues = snapshot.queues.items()
     for name, text, numbers in (
         (
+            "pgqueue_queue_recent_deaths",
+            "Jobs of the queue that died within ten minutes, whatever has become of them since.",
+            {name: queue.recent_deaths for name, queue in queues},
+        ),
+        (
             "pgqueue_queue_oldest_ready_seconds",
             "For how long the oldest runnable job has waited; 0 if none waits.",
             {name: queue.oldest_ready_seconds for name, queue in queues},
@@ -302,6 +307,12 @@ def _of_overview(snapshot: Snapshot) -> Iterator[Family]:
         "pgqueue_schedule_late_seconds",
         "By how much the latest of them is overdue.",
         overview.late_seconds,
+    )
+    yield _simple(
+        "gauge",
+        "pgqueue_schedules_unplanned",
+        "Schedules without a next tick: just made, or of an expression or time zone that cannot be read.",
+        overview.unplanned_schedules,
     )
     yield _simple(
         "gauge",

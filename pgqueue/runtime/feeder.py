@@ -32,6 +32,9 @@ _LOOK_FOR_LIMITS_SECONDS = 5.0
 _SHORT_SLEEP_SECONDS = 0.01
 _JITTER_SECONDS = 0.003
 
+# Of a queue whose claims wait for locks in vain: each time for another one.
+_PUT_OFF = "put off"
+
 Dispatch = Callable[[list[ClaimedRow], str, Pool], None]
 
 
@@ -68,8 +71,9 @@ class Feeder:
         self._order = [(pool, queue) for pool in ledger.pools for queue in pool.queues]
         self._has_orphans = False
         self._is_stopping = False
-        self._refused = ""
-        self._put_off: set[str] = set()
+        # Queues whose claims fail: why, as far as it was said, and when to try again.
+        self._refused: dict[str, str] = {}
+        self._avoided: dict[str, float] = {}
         self._ask_for_limits_at = -math.inf
         self._vain_starts = 0
         # Set while the last look at every queue found nothing to claim.
@@ -86,14 +90,20 @@ class Feeder:
                 self.is_idle.clear()
             except Error as error:
                 self.is_idle.clear()
-                self._say_refused(redact(str(error)).partition("\n")[0])
+                self._say_refused("", error)
                 await asyncio.sleep(random.uniform(0.5, 1.0))
 
-    def _say_refused(self, reason: str) -> None:
+    def _say_refused(self, queue: str, error: Exception) -> None:
         # Once, not once a try: until something is mended there is nothing new to say.
-        if reason != self._refused:
-            self._refused = reason
-            self._log.error("claim refused, trying again", error=reason)
+        reason = redact(str(error)).partition("\n")[0]
+        if self._refused.get(queue) in (reason, _PUT_OFF):
+            return
+        if isinstance(error, DatabaseBusy):
+            self._refused[queue] = _PUT_OFF
+            self._log.warning("claim put off", queue=queue, reason=reason)
+        else:
+            self._refused[queue] = reason
+            self._log.error("claim refused, trying again", queue=queue, error=reason)
 
     def stop(self) -> None:
         """Claim nothing more. A claim under way is heard to its end: its jobs are ours."""
@@ -135,8 +145,24 @@ class Feeder:
             if room < 1:
                 await self._bell.rise(watch, leaves_duty=True, rings=True)
                 continue
+            if (avoid_seconds := self._avoided.get(queue, 0.0) - time.monotonic()) > 0:
+                found, seconds = True, min(seconds, avoid_seconds)
+                continue
             asked = min(room, MAX_CLAIM)
-            rows, was_rescan = await self._claim(queue, asked)
+            began_at = time.monotonic()
+            try:
+                rows, was_rescan = await self._claim(queue, asked)
+            except (DatabaseBusy, Error) as error:
+                self._say_refused(queue, error)
+                avoid_seconds = random.uniform(0.5, 1.0)
+                if isinstance(error, DatabaseBusy):
+                    if len(self._order) == 1:
+                        raise
+                    # Its trouble is not the others': the longer they waited for it, the later the next try.
+                    avoid_seconds = max(avoid_seconds, 2 * (time.monotonic() - began_at))
+                self._avoided[queue] = time.monotonic() + avoid_seconds
+                found, seconds = True, min(seconds, avoid_seconds)
+                continue
             if rows:
                 found = True
                 self._vain_starts = 0
@@ -178,10 +204,7 @@ class Feeder:
         began_at = time.monotonic()
         try:
             rows = await self._link.run(statement)
-        except DatabaseBusy as busy:
-            if queue not in self._put_off:
-                self._put_off.add(queue)
-                self._log.warning("claim put off", queue=queue, reason=str(busy))
+        except DatabaseBusy:
             raise
         except DatabaseLost:
             # It may have been carried out: then jobs are ours and nobody runs them.
@@ -191,8 +214,8 @@ class Feeder:
             self._has_orphans = True
             raise
         self._ledger.metrics.claimed(queue, rows, time.monotonic() - began_at)
-        self._refused = ""
-        self._put_off.discard(queue)
+        self._refused.pop(queue, None)
+        self._avoided.pop(queue, None)
         cursor.finish(time.monotonic(), rows, asked)
         return rows, cursor.was_rescan
 

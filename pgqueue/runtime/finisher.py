@@ -102,7 +102,7 @@ class Finisher:
                     [progress for _, progress in said],
                 )
             )
-        except (DatabaseLost, Error) as error:
+        except (DatabaseLost, Error, UnicodeError) as error:
             # The next one will do: nothing depends on it.
             self._log.debug("progress not kept", error=str(error))
 
@@ -175,8 +175,11 @@ class Finisher:
             except DatabaseLost:
                 for item in items:
                     item.may_have_landed = True
-            except Error as error:
+            except (Error, UnicodeError) as error:
                 reason = redact(str(error)).partition("\n")[0]
+                if isinstance(error, UnicodeError):  # the driver's, before anything was sent
+                    await self._write_less(kind, items, reason, is_its_text=True)
+                    return
                 if not _is_missing_partition(error):
                     is_its_text = isinstance(error, (errors.DataError, errors.IntegrityError))
                     await self._write_less(kind, items, reason, is_its_text=is_its_text)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +20,15 @@ from pgqueue.database import Error, redact
 from pgqueue.runtime.link import DatabaseLost, Link, Outage
 from pgqueue.runtime.log import Log
 from pgqueue.sql import gauges as questions
-from pgqueue.sql.gauges import Estimate, NamedQueue, Overview, RunningQueue, TableSize, WaitingJobs
+from pgqueue.sql.gauges import (
+    DeadLetters,
+    Deaths,
+    Estimate,
+    Overview,
+    RunningQueue,
+    TableSize,
+    WaitingJobs,
+)
 
 REFRESH_SECONDS = 15.0
 # Who looks after everybody tries first to be the one that reads; the others may be the only ones that show.
@@ -35,9 +45,19 @@ MAX_NAMES = 500
 _READY_BUDGET = 5000
 _BUDGET = 500
 _MAX_HEADS = 1000
+# Of running jobs none may be missed: the worst one rings. There are as many as all workers have slots.
+_RUNNING_BUDGET = 10_000
+_DEAD_BUDGET = 2000
+# Of jobs that died since the look before.
+_DEATHS_BUDGET = 10_000
 # With more ready jobs than that, so many queues at a time are counted, up to so many jobs in each.
 _COUNT_QUEUES = 30
 _COUNT_JOBS = 25
+
+# For so long a death is told, in slices of so many seconds; what was committed so late is still met.
+DEATHS_SECONDS = 600
+_SLICE_SECONDS = 10
+_LATE_COMMIT_SECONDS = 30.0
 
 # The plans that are right at any size; and nothing here may wait, or change anything.
 _SESSION: Mapping[str, str] = {
@@ -58,6 +78,7 @@ class QueueGauges:
     """How one queue stands."""
 
     jobs: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STATES, 0.0))
+    recent_deaths: int = 0
     oldest_ready_seconds: float = 0.0
     oldest_running_seconds: float = 0.0
     timeout_ratio: float = 0.0
@@ -69,6 +90,7 @@ class QueueGauges:
         """Count another queue in."""
         for state in STATES:
             self.jobs[state] += other.jobs[state]
+        self.recent_deaths += other.recent_deaths
         self.oldest_ready_seconds = max(self.oldest_ready_seconds, other.oldest_ready_seconds)
         self.oldest_running_seconds = max(self.oldest_running_seconds, other.oldest_running_seconds)
         self.timeout_ratio = max(self.timeout_ratio, other.timeout_ratio)
@@ -89,6 +111,40 @@ class Snapshot:
     rate_limits: list[tuple[str, float]]
     seconds: float
     read_at: float
+
+
+class _Deaths:
+    """How many jobs of each queue died lately, whatever has become of them since.
+
+    Each look reads what died since the one before, so that a queue in which thousands die hides no other, and
+    a little more. A slice of time that is met again counts once, with the greatest number met.
+    """
+
+    def __init__(self) -> None:
+        self._slices: dict[int, dict[str, int]] = {}
+        self._read_at = -math.inf
+
+    @property
+    def seconds(self) -> float:
+        """How far back the next look has to reach."""
+        return min(time.monotonic() - self._read_at + _LATE_COMMIT_SECONDS, DEATHS_SECONDS)
+
+    def add(self, found: Iterable[Deaths], *, read_at: float) -> Mapping[str, int]:
+        """Take in what a look found that began at this monotonic time; give what is not forgotten yet."""
+        self._read_at = read_at
+        now = 0
+        for one in found:
+            now = one.now
+            if one.slice is not None and one.queue is not None:
+                queues = self._slices.setdefault(one.slice, {})
+                queues[one.queue] = max(queues.get(one.queue, 0), one.jobs)
+        oldest = now - DEATHS_SECONDS // _SLICE_SECONDS
+        # None of the future: the database's clock may have been set back.
+        self._slices = {number: queues for number, queues in self._slices.items() if oldest < number <= now}
+        deaths: Counter[str] = Counter()
+        for queues in self._slices.values():
+            deaths.update(queues)
+        return deaths
 
 
 class Gauges:
@@ -117,6 +173,7 @@ class Gauges:
         # Of queues with many jobs: what was counted lately, the oldest count first.
         self._counts: dict[str, int] = {}
         self._has_many = False
+        self._deaths = _Deaths()
 
     @property
     def is_reading(self) -> bool:
@@ -170,10 +227,17 @@ class Gauges:
         queues: dict[str, QueueGauges] = {}
         cut = await self._read_ready(queues)
         waiting = await link.run(questions.waiting(_BUDGET))
-        running = await link.run(questions.running(_BUDGET))
-        named = await link.run(questions.queues(MAX_NAMES))
+        running = await link.run(questions.running(_RUNNING_BUDGET))
+        dead = await link.run(questions.dead(_DEAD_BUDGET))
         cut |= {one.state for one in waiting if one.is_cut}
-        _fill(queues, waiting, running, named)
+        cut |= {"running"} if any(one.is_cut for one in running) else set()
+        cut |= {"dead"} if any(one.is_cut for one in dead) else set()
+        _fill(queues, waiting, running, dead)
+        for name, deaths in (await self._read_deaths()).items():
+            queues.setdefault(name, QueueGauges()).recent_deaths = deaths
+        for one in await link.run(questions.queues(list(queues), MAX_NAMES)):
+            queue = queues.setdefault(one.queue, QueueGauges())
+            queue.is_paused, queue.workers = one.is_paused, one.workers
         if cut:
             _estimate(queues, cut, await link.run(questions.estimates()))
         overview = await link.run(questions.overview(LATE_SECONDS))
@@ -184,6 +248,12 @@ class Gauges:
         return Snapshot(
             _bounded(queues), frozenset(cut), overview, tables, breakers, rate_limits, now - began_at, now
         )
+
+    async def _read_deaths(self) -> Mapping[str, int]:
+        began_at = time.monotonic()
+        statement = questions.deaths(_SLICE_SECONDS, self._deaths.seconds, _DEATHS_BUDGET)
+        found = await self._link.run(statement)
+        return self._deaths.add(found, read_at=began_at)
 
     async def _read_ready(self, queues: dict[str, QueueGauges]) -> set[str]:
         """Count the ready jobs, exactly if there are few; gives the states of which there are many."""
@@ -215,7 +285,7 @@ def _fill(
     queues: dict[str, QueueGauges],
     waiting: list[WaitingJobs],
     running: list[RunningQueue],
-    named: list[NamedQueue],
+    dead: list[DeadLetters],
 ) -> None:
     for kind in waiting:
         queues.setdefault(kind.queue, QueueGauges()).jobs[kind.state] = kind.jobs
@@ -225,23 +295,29 @@ def _fill(
         queue.oldest_running_seconds = busy.oldest_seconds
         queue.timeout_ratio = busy.timeout_ratio or 0.0
         queue.lease_ratio = busy.lease_ratio
-    for one in named:
-        queue = queues.setdefault(one.queue, QueueGauges())
-        queue.is_paused, queue.workers = one.is_paused, one.workers
+    for letters in dead:
+        queues.setdefault(letters.queue, QueueGauges()).jobs["dead"] = letters.jobs
 
 
 def _estimate(queues: dict[str, QueueGauges], cut: set[str], told: list[Estimate]) -> None:
     """Where counting stopped early, take the planner's word for what lies beyond, or what was counted.
 
-    A ready count that did not reach its cap is exact and stays. Of the other states, the queues have the
-    shares that they had in what was met.
+    A ready count that did not reach its cap is exact and stays. Dead letters are told of every queue that
+    the planner knows, whatever was met. Of the other states, the queues have the shares that they had in
+    what was met.
     """
     by_name = {(one.state, one.queue): one.jobs for one in told}
     for state in cut:
+        if state == "dead":
+            for one in told:
+                if one.state == state and one.queue:
+                    queues.setdefault(one.queue, QueueGauges())
         met = sum(queue.jobs[state] for queue in queues.values())
         for name, queue in queues.items():
             counted = queue.jobs[state]
-            if state != "ready":
+            if state == "dead":
+                guess = by_name.get((state, name), by_name.get((state, ""), 0.0) if counted else 0.0)
+            elif state != "ready":
                 guess = by_name.get((state, None), 0.0) * counted / met
             elif counted > _COUNT_JOBS:
                 guess = by_name.get((state, name), by_name.get((state, ""), 0.0))
@@ -257,11 +333,24 @@ def _bounded(queues: dict[str, QueueGauges]) -> dict[str, QueueGauges]:
 
     def weight(name: str) -> tuple[Any, ...]:
         queue = queues[name]
-        return (queue.oldest_ready_seconds, sum(queue.jobs.values()), queue.workers, name)
+        is_unserved = queue.jobs["ready"] > 0 and not queue.workers and not queue.is_paused
+        has_trouble = queue.recent_deaths > 0 or queue.lease_ratio > 1
+        return (
+            is_unserved,
+            has_trouble,
+            queue.oldest_ready_seconds,
+            sum(queue.jobs.values()),
+            queue.workers,
+            name,
+        )
 
     ranked = sorted(queues, key=weight, reverse=True)
     kept = {name: queues[name] for name in ranked[:MAX_NAMES]}
     rest = kept.setdefault(OTHER, QueueGauges())
-    for name in ranked[MAX_NAMES:]:
-        rest.add(queues[name])
+    others = [queues[name] for name in ranked[MAX_NAMES:]]
+    for queue in others:
+        rest.add(queue)
+    if OTHER not in queues:
+        # It counts as paused if nothing waits in it that is not meant to.
+        rest.is_paused = {queue.is_paused for queue in others if queue.jobs["ready"]} == {True}
     return kept

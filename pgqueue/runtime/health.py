@@ -54,10 +54,14 @@ class Health:
 
 
 def stuck(held: Iterable[Held], grace_seconds: float) -> list[str]:
-    """Name the jobs whose deadline is long past, so long that the parent should have ended them."""
+    """Name the jobs whose deadline is long past, so long that the parent should have ended them.
+
+    Not those that a neighbour keeps waiting: it has a deadline of its own.
+    """
     now = time.monotonic()
     return [
         f"job {one.row.job_id} runs past its deadline and does not end"
         for one in held
-        if not one.is_finishing and now > one.deadline_at + grace_seconds + STILL_SECONDS
+        if not (one.is_finishing or one.is_kept_waiting)
+        and now > one.deadline_at + grace_seconds + STILL_SECONDS
     ]

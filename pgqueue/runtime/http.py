@@ -5,9 +5,11 @@ A loop that stands still cannot keep it from answering, and a client that is slo
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
@@ -21,7 +23,8 @@ _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 # More at once than any monitoring asks; whoever comes then is turned away, not queued.
 _MAX_REQUESTS = 8
-_READ_SECONDS = 5.0
+# For a whole request, and as much for the answer: who sends a byte now and then holds a turn no longer.
+_REQUEST_SECONDS = 5.0
 
 
 class Answer(NamedTuple):
@@ -47,6 +50,29 @@ def _verdict(reasons: list[str]) -> Answer:
     """Answer a probe: 200 without reasons against it, else 503 with them."""
     document = {"status": "unready" if reasons else "ok", "reasons": reasons, "version": __version__}
     return Answer(503 if reasons else 200, "application/json", json.dumps(document).encode() + b"\n")
+
+
+class _Request(io.RawIOBase):
+    """What a client sends, until its time is over."""
+
+    def __init__(self, client: socket.socket, seconds: float) -> None:
+        self._client = client
+        self._seconds = seconds
+        self._ends_at = time.monotonic() + seconds
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left = self._ends_at - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._client.settimeout(left)
+        try:
+            return self._client.recv_into(buffer)
+        finally:
+            # The answer has a time of its own.
+            self._client.settimeout(self._seconds)
 
 
 class Server:
@@ -76,9 +102,14 @@ def _server(host: str, port: int, pages: Mapping[str, Page]) -> ThreadingHTTPSer
     turns = threading.BoundedSemaphore(_MAX_REQUESTS)
 
     class Handler(BaseHTTPRequestHandler):
-        timeout = _READ_SECONDS
+        timeout = _REQUEST_SECONDS
         server_version = "pgqueue"
         sys_version = ""
+
+        def setup(self) -> None:
+            super().setup()
+            self.rfile.close()
+            self.rfile = io.BufferedReader(_Request(self.connection, _REQUEST_SECONDS))
 
         def do_GET(self) -> None:
             page = pages.get(self.path.partition("?")[0])
@@ -107,6 +138,8 @@ def _server(host: str, port: int, pages: Mapping[str, Page]) -> ThreadingHTTPSer
     class Listener(ThreadingHTTPServer):
         daemon_threads = True
         block_on_close = False
+        # A full backlog would cost a probe the second after which it knocks again.
+        request_queue_size = 64
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
         def server_bind(self) -> None:
@@ -118,7 +151,12 @@ def _server(host: str, port: int, pages: Mapping[str, Page]) -> ThreadingHTTPSer
 
         def process_request(self, request: Any, client_address: Any) -> None:
             if turns.acquire(blocking=False):
-                super().process_request(request, client_address)
+                try:
+                    super().process_request(request, client_address)
+                except BaseException:
+                    # No thread could be started that would give it back.
+                    turns.release()
+                    raise
             else:
                 self.shutdown_request(request)
 

@@ -58,7 +58,7 @@ class Infirmary:
             if held.is_lost:
                 self._finish([held.ended(RELEASED)])
                 continue
-            held.child = child
+            held.child, held.sent_at = child, now
             row = held.row
             child.run(held.pool.number, held.serial, [to_wire(row)], held.queue, row.token)
         if child.held or self._waiting:

@@ -28,6 +28,12 @@ class Held:
     # When the parent ends the child over it.
     kill_at = math.inf
     kill_reason = ""
+    # When its child got it, if not at once.
+    sent_at = 0.0
+    # In so many looks in a row, past its time, it had not begun.
+    unbegun_looks = 0
+    # Past its time, but it does not run: another handler blocks the loop that would tell of it.
+    is_kept_waiting = False
     is_lost = False
     # It ends itself, in the transaction of its effect: we may hear of that from the database first.
     is_transactional = False

@@ -18,7 +18,7 @@ from pgqueue.model.outcome import PLAIN_SUCCESS, RELEASED, Ending, Outcome
 from pgqueue.runtime.application import ApplicationError
 from pgqueue.runtime.breakers import Breakers, Ticket
 from pgqueue.runtime.children import Child, ChildProcess, LocalChild, Nowhere, to_wire
-from pgqueue.runtime.execution import Ended
+from pgqueue.runtime.execution import STALE_SECONDS, Ended
 from pgqueue.runtime.finisher import Finisher
 from pgqueue.runtime.infirmary import Infirmary
 from pgqueue.runtime.launch import Launch
@@ -42,6 +42,12 @@ _HEALTHY_SECONDS = 30.0
 _FIRST_RESPAWN_SECONDS = 0.1
 _LONGEST_RESPAWN_SECONDS = 30.0
 _LONGEST_RESPAWN_AT_WORK_SECONDS = 1.0
+# A child looks for a revocation before it begins what was sent so long ago, and no sooner.
+_REVOKE_SECONDS = STALE_SECONDS + 0.5
+_UNBEGUN_LOOKS = 8
+# How often to look for children that do not answer, and for how long one may.
+_LOOK_SECONDS = 1.0
+_SILENT_SECONDS = 2.0
 
 
 class Nursery:
@@ -67,6 +73,10 @@ class Nursery:
         self._nowhere = Nowhere(self)
         self._infirmary = Infirmary(lambda: self._spawn(self._count), self._finish)
         self._retirement = Retirement(launch.settings, log)
+        # Whose loops stand still, and what each child with work had not answered at the last look.
+        self._deaf: set[Child] = set()
+        self._silent: dict[Child, set[int]] = {}
+        self._look_at = 0.0
         self.is_draining = False
 
     # Starting.
@@ -210,7 +220,8 @@ class Nursery:
         """Take note that an attempt is not ours any more, and tell its handler."""
         if self._finisher is not None:
             self._finisher.lost(held, reason)
-        held.child.lose([held.serial])
+        if not held.is_finishing:
+            held.child.lose([held.serial])
         self._wake.set()
 
     # Giving them work.
@@ -237,6 +248,7 @@ class Nursery:
             and child.slots[pool.number]
             and child.number < self._count
             and not child.is_retired
+            and child not in self._deaf
             and not self._retirement.is_worked_off(child)
         ]
 
@@ -325,6 +337,7 @@ class Nursery:
                         "killing a child that does not come up", child=child.number, pid=child.pid
                     )
             self._kill_overdue(now)
+            self._notice_deaf(now)
             if self._settings.processes:  # else handlers start processes of their own here
                 bury_orphans({child.pid for child in self._children})
             if not self.is_draining:
@@ -379,11 +392,15 @@ class Nursery:
                 died = Outcome(Ending.FAILED, f"its process {reason}")
                 one.has_crashed = True
                 ended.append(one.ended(died, now - one.claimed_at))
-            elif one.serial in running or one.serial in unheard:
+            elif one.serial in running:
                 # Not its fault, so no attempt used up; that it ran, and will run again, stays on record.
-                why = "ended, but before it was reported" if one.serial in unheard else "began, but"
-                undone = Outcome(Ending.RELEASED, f"{why} its process {reason}")
+                undone = Outcome(Ending.RELEASED, f"began, but its process {reason}")
                 ended.append(one.ended(undone, now - one.claimed_at))
+            elif one.serial in unheard:
+                # Not its fault either, but its effect has happened: that must not go on for ever.
+                unknown = Outcome(Ending.FAILED, f"ended, but before it was reported its process {reason}")
+                one.has_crashed = True
+                ended.append(one.ended(unknown, now - one.claimed_at))
             else:
                 ended.append(one.ended(RELEASED))
         self._finish(ended)
@@ -422,14 +439,80 @@ class Nursery:
         self._respawn_at[child.number] = now + (pause * random.uniform(0.5, 1) if deaths else 0.0)
 
     def _kill_overdue(self, now: float) -> None:
+        """End children over handlers that do not stop, and only over those.
+
+        A handler that blocks its child's loop keeps its neighbours from beginning, and from telling that
+        they have ended. The one that blocks has a deadline of its own.
+        """
         grace = self._settings.kill_grace_seconds
+        seen: dict[Child, tuple[set[int], set[int]]] = {}
         for held in self._ledger.snapshot():
-            if held.is_finishing or held.kill_reason:
+            if held.is_finishing or held.kill_reason or held.child is self._nowhere:
                 continue
             if now >= held.deadline_at + grace:
-                self._kill(held, "timeout")
+                reason = "timeout"
             elif now >= held.kill_at:
-                self._kill(held, "cancel")
+                reason = "cancel"
+            else:
+                continue
+            child = held.child
+            if child not in seen:
+                # In this order: what ends in between is seen.
+                seen[child] = child.running(), child.ended()
+            running, ended = seen[child]
+            held.is_kept_waiting = held.serial not in running
+            if held.is_kept_waiting:
+                if held.serial not in ended:
+                    self._give_up(held, now)
+            elif held.unbegun_looks and reason == "cancel":
+                # It began after it should have ended: it has not had its time to hear.
+                held.unbegun_looks, held.kill_at = 0, now + grace
+            else:
+                self._kill(held, reason)
+
+    def _give_up(self, held: Held, now: float) -> None:
+        """Give an attempt back that its child has not begun, once it is sure that it never will."""
+        if held.is_lost or now - max(held.claimed_at, held.sent_at) < _REVOKE_SECONDS:
+            return
+        if not held.unbegun_looks:
+            held.child.lose([held.serial])
+        held.unbegun_looks += 1
+        # It may have begun and ended, and the news be in the socket: that is read between two looks.
+        if held.unbegun_looks >= _UNBEGUN_LOOKS:
+            self._finish([held.ended(RELEASED)])
+            self._wake.set()
+
+    def _notice_deaf(self, now: float) -> None:
+        """Notice children whose loop stands still: they tell and hear nothing, and get no new work."""
+        if now < self._look_at or not self._settings.processes:
+            return
+        self._look_at = now + _LOOK_SECONDS
+        silent = {child: self._unanswered(child, now) for child in self._children if child.held}
+        deaf = {child for child, serials in silent.items() if serials & self._silent.get(child, set())}
+        for child in deaf - self._deaf:
+            rows = [self._ledger.held[one].row for one in child.running() if one in self._ledger.held]
+            self._log.warning(
+                "a child's loop does not answer",
+                child=child.number,
+                pid=child.pid,
+                waiting=len(silent[child]),
+                running=",".join(sorted({row.task for row in rows})),
+                hint="an async handler blocks it: let it await, or declare it without async",
+            )
+        for child in self._deaf - deaf:
+            if child in self._children:
+                self._log.info("a child's loop answers again", child=child.number, pid=child.pid)
+            self._wake.set()
+        self._silent, self._deaf = silent, deaf
+
+    def _unanswered(self, child: Child, now: float) -> set[int]:
+        """Give what was sent there a while ago and does not run, though nothing has been heard of it."""
+        held = self._ledger.held
+        return {
+            serial
+            for serial in child.held - child.running()
+            if (one := held.get(serial)) is None or now - max(one.claimed_at, one.sent_at) > _SILENT_SECONDS
+        }
 
     def _kill(self, held: Held, reason: str) -> None:
         held.kill_reason = reason

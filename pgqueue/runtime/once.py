@@ -32,6 +32,7 @@ from pgqueue.errors import DatabaseUnreachable, LeaseLost
 from pgqueue.model.outcome import Ending, Outcome, clean
 from pgqueue.model.task import TaskDefinition
 from pgqueue.runtime.attempt import Attempt
+from pgqueue.shell import write_command
 from pgqueue.sql import Statement, attempts, once
 
 # A key that somebody is at: look again after about this; or, while its owner may only be cut off, later.
@@ -69,8 +70,8 @@ class Once:
     def __init__(self, schema: str, slots: int) -> None:
         self._schema = schema
         # The parent has told this process its database in PGQUEUE_DSN.
-        self._connections = Connections(None, schema, slots)
-        self._aconnections = AsyncConnections(None, schema, slots)
+        self._connections = Connections(None, schema, slots, must_write=True)
+        self._aconnections = AsyncConnections(None, schema, slots, must_write=True)
 
     def close(self) -> None:
         self._connections.close()
@@ -86,7 +87,7 @@ class Once:
             try:
                 with conn.transaction():
                     begun = run(conn, self._begin(attempt, definition), self._schema)
-                    course.outcome = _without_handler(attempt, begun)
+                    course.outcome = _without_handler(attempt, begun, self._schema)
                     if course.outcome is None:
                         course.stage = _Stage.WORKING
                         with _cancellable(attempt, conn):
@@ -119,7 +120,7 @@ class Once:
                 try:
                     async with conn.transaction():
                         begun = await arun(conn, self._begin(attempt, definition), self._schema)
-                        course.outcome = _without_handler(attempt, begun)
+                        course.outcome = _without_handler(attempt, begun, self._schema)
                         if course.outcome is None:
                             course.stage = _Stage.WORKING
                             course.outcome = definition.success(await handler(conn))
@@ -143,7 +144,7 @@ class Once:
         for is_last in (False, True):
             try:
                 with self._connections.lend() as conn, _closed_on_error(conn):
-                    return _without_handler(attempt, run(conn, statement, self._schema))
+                    return _without_handler(attempt, run(conn, statement, self._schema), self._schema)
             except (Error, DatabaseUnreachable, OSError) as error:
                 # Asked twice under one token, the answer is the same.
                 if is_last or not is_infrastructure(error):
@@ -157,7 +158,8 @@ class Once:
             try:
                 async with self._aconnections.lend() as conn:
                     with _closed_on_error(conn):
-                        return _without_handler(attempt, await arun(conn, statement, self._schema))
+                        begun = await arun(conn, statement, self._schema)
+                        return _without_handler(attempt, begun, self._schema)
             except (Error, DatabaseUnreachable, OSError) as error:
                 if is_last or not is_infrastructure(error):
                     return _put_off(error)
@@ -185,7 +187,7 @@ class Once:
         )
 
 
-def _without_handler(attempt: Attempt, begun: once.Begun) -> Outcome | None:
+def _without_handler(attempt: Attempt, begun: once.Begun, schema: str) -> Outcome | None:
     """Say how the attempt ends without its handler; None: the effect is to happen here and now."""
     match begun.verdict:
         case "started":
@@ -200,7 +202,8 @@ def _without_handler(attempt: Attempt, begun: once.Begun) -> Outcome | None:
                 Ending.DEAD,
                 "outcome unknown: an earlier attempt was cut off after it had begun, and the task is neither "
                 f"idempotent nor has a reconcile function; find out whether {attempt.key!r} happened, and if "
-                f"not: pgqueue processed forget {attempt.key!r}, then pgqueue dlq redrive {attempt.job_id}",
+                f"not: {write_command('processed forget', attempt.key, schema=schema)}, then "
+                f"{write_command('dlq redrive', attempt.job_id, schema=schema)}",
             )
         case "lost":
             raise _lost(attempt)
@@ -269,7 +272,7 @@ def _put_off(error: BaseException) -> Outcome:
     """Give the attempt back before its handler ran; infrastructure is no attempt's fault."""
     if is_infrastructure(error) or isinstance(error, (errors.QueryCanceled, errors.LockNotAvailable)):
         return Outcome(Ending.RELEASED, None, _jitter(_AWAY_SECONDS))
-    return Outcome(Ending.FAILED, f"its key could not be taken: {redact(str(error)).strip()}")
+    return Outcome(Ending.FAILED, clean(f"its key could not be taken: {redact(str(error)).strip()}"))
 
 
 def _jitter(seconds: float) -> float:

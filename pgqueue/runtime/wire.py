@@ -1,7 +1,7 @@
 """Messages between parent and child: JSON lists with a length in front, over one socket pair.
 
 Parent to child:  ["run", pool, first serial, [[job_id, attempt, task, args, seconds, max_attempts, crashes,
-                   idempotency_key, headers], …], queue, token]    attempts of one claim, in a row
+                   idempotency_key, headers], …], queue, token, sent_at]    attempts of one claim, in a row
                   ["cancel", [serial, …]]    stop these, somebody asked for it
                   ["lost", [serial, …]]      stop these, they are not ours any more
                   ["dsn", text]              the database found, for what handlers enqueue
@@ -12,6 +12,8 @@ Child to parent:  ["hello", {…}]             what the application defines
                    [[serial, seconds, ending, text, seconds, note, is_unsure], …]]    all others
                   ["progress", [[serial, {…}], …]]
 
+`sent_at` is the parent's time.monotonic(), which runs alike in all processes of a machine.
+
 A serial is the parent's number of one dispatched attempt: a job can come back to the same worker
 while an older attempt of it still runs, so the job's id would not do.
 """
@@ -20,7 +22,6 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
 from typing import Any
 
 try:
@@ -29,12 +30,30 @@ except ImportError:
     orjson = None  # type: ignore[assignment]
 
 
-def _plain_dumps(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+# What orjson could not write it would not read as it is, either: this before a message says so. To any
+# other reader of JSON it is a blank.
+_WRITTEN_PLAINLY = b" "
 
 
-dumps: Callable[[Any], bytes] = orjson.dumps if orjson else _plain_dumps
-loads: Callable[[bytes], Any] = orjson.loads if orjson else json.loads
+def dumps(value: Any) -> bytes:
+    """Write JSON.
+
+    Raises:
+        TypeError: there is something in it that is no JSON.
+        ValueError: there is a text in it that no reader would take, or a number too long.
+    """
+    if orjson:
+        try:
+            return orjson.dumps(value)
+        except TypeError:
+            # It takes no integer beyond 64 bits.
+            pass
+    return _WRITTEN_PLAINLY + json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def loads(text: bytes) -> Any:
+    return orjson.loads(text) if orjson and not text.startswith(_WRITTEN_PLAINLY) else json.loads(text)
+
 
 _LENGTH = struct.Struct("!I")
 

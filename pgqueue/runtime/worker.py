@@ -10,7 +10,7 @@ import contextlib
 import math
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
@@ -42,7 +42,7 @@ from pgqueue.runtime.monitor import Monitor
 from pgqueue.runtime.notify import Notifier
 from pgqueue.runtime.nursery import Nursery
 from pgqueue.runtime.scheduler import Scheduler
-from pgqueue.sql import attempts
+from pgqueue.sql import attempts, presence
 
 # Exit codes, as documented.
 DONE = 0
@@ -249,9 +249,9 @@ class Worker:
             on_trouble=self._on_lease_trouble,
         )
         await self._nursery.fill(dsn, self._finisher, breakers)
-        since = await self._first_contact(finish, maintenance, breakers)
+        since = await self._first_contact(finish, maintenance, breakers, default_queues)
         lease.start()
-        self._monitor.watch(dsn, schema, bell)
+        self._monitor.watch(sessions or dsn, schema, bell)
         tasks = {
             asyncio.create_task(feeder.run(), name="feeder"),
             asyncio.create_task(self._finisher.run(), name="finisher"),
@@ -338,7 +338,9 @@ class Worker:
             )
         return None
 
-    async def _first_contact(self, link: Link, maintenance: Maintenance, breakers: Breakers) -> str:
+    async def _first_contact(
+        self, link: Link, maintenance: Maintenance, breakers: Breakers, queues_of_tasks: Sequence[str]
+    ) -> str:
         """Reach the database for the first time; gives its clock's time.
 
         An outage that begins just now is ridden out like any other.
@@ -352,11 +354,22 @@ class Worker:
                     )
                 await maintenance.register()
                 await breakers.start()
+                await self._warn_of_strangers(link, queues_of_tasks)
             except DatabaseLost:
                 if self._ending.is_set():
                     return "now"
                 continue
             return now
+
+    async def _warn_of_strangers(self, link: Link, queues_of_tasks: Sequence[str]) -> None:
+        """Warn of queues that may be misspelt. Not more: producers in other languages use any queue."""
+        own = [queue for queue in self._ledger.queues if queue not in queues_of_tasks]
+        if own and (unknown := await link.run(presence.unknown_queues(own))):
+            self._log.warning(
+                "queues that no task of this application uses and that nobody knows",
+                queues=",".join(unknown),
+                queues_of_tasks=",".join(queues_of_tasks),
+            )
 
     def _status(self) -> str:
         counts, running = self._ledger.counts, len(self._unfinished())

@@ -31,15 +31,6 @@ class Setting(NamedTuple):
     source: str
 
 
-class Definition(NamedTuple):
-    """A revision of the schema, and one of its functions, triggers and views."""
-
-    revision: str
-    object: str | None
-    checksum: str | None
-    version: str | None
-
-
 class Trigger(NamedTuple):
     """A trigger that is there."""
 
@@ -120,6 +111,15 @@ class Work(NamedTuple):
     unknown_tasks: list[str]
 
 
+class UnplannedSchedule(NamedTuple):
+    """A schedule that no worker has given a tick."""
+
+    name: str
+    cron: str
+    timezone: str
+    task: str
+
+
 class Forgotten(NamedTuple):
     """A queue or a breaker that was held back by hand, without an end."""
 
@@ -136,8 +136,13 @@ def settings() -> Statement[dict[str, Setting]]:
     return Statement(_SQL["settings"], {}, lambda rows: {row[0]: Setting(row[1], row[2]) for row in rows})
 
 
-def definitions() -> Statement[list[Definition]]:
-    return Statement(_SQL["definitions"], {}, _each(Definition._make))
+def definitions() -> Statement[list[str]]:
+    """Name the functions, triggers and views that the schema was given, as a DROP names them."""
+    return Statement(_SQL["definitions"], {}, column)
+
+
+def relations(schema: str) -> Statement[list[str]]:
+    return Statement(_SQL["relations"], {"schema": schema}, column)
 
 
 def functions(schema: str) -> Statement[list[str]]:
@@ -184,6 +189,10 @@ def ages() -> Statement[Ages]:
 
 def work(late_seconds: float) -> Statement[Work]:
     return Statement(_SQL["work"], {"late_seconds": late_seconds}, lambda rows: Work(*rows[0]))
+
+
+def unplanned_schedules() -> Statement[list[UnplannedSchedule]]:
+    return Statement(_SQL["unplanned_schedules"], {}, _each(UnplannedSchedule._make))
 
 
 def forgotten(seconds: float) -> Statement[list[Forgotten]]:

@@ -16,10 +16,16 @@ WHERE setting.name IN (
 );
 
 -- name: definitions
--- The revision of the schema, and what functions and triggers it was given, by which pgqueue.
-SELECT revision.version_num, definition.object, definition.checksum, definition.version
-FROM {{schema}}.alembic_version AS revision
-LEFT JOIN {{schema}}.definitions AS definition ON true;
+-- The functions, triggers and views that the schema was given.
+SELECT definition.object
+FROM {{schema}}.definitions AS definition;
+
+-- name: relations
+-- The tables and views that are there.
+SELECT relation.relname::text
+FROM pg_class AS relation
+WHERE relation.relnamespace = %(schema)s::text::regnamespace
+  AND relation.relkind IN ('r', 'p', 'v');
 
 -- name: functions
 -- The functions that are there.
@@ -231,6 +237,16 @@ SELECT
         WHERE coalesce(task.seen_at < clock_timestamp() - interval '5 minutes', true)
         ORDER BY 1
     );
+
+-- name: unplanned_schedules
+-- Schedules that stand and that no worker has given a tick: they are new, or cannot be read.
+SELECT schedule.name, schedule.cron, schedule.timezone, schedule.task
+FROM {{schema}}.schedules AS schedule
+WHERE NOT schedule.is_paused
+  AND schedule.next_tick IS NULL
+  AND {{schema}}.is_declared(schedule.source, schedule.seen_at)
+ORDER BY schedule.name
+LIMIT 100;
 
 -- name: forgotten
 -- What an operator has held back for longer than that and until he says otherwise, while jobs wait for it.

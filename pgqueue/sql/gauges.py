@@ -23,7 +23,7 @@ class ReadyQueue(NamedTuple):
 
 
 class WaitingJobs(NamedTuple):
-    """Scheduled, blocked or dead jobs of a queue; `is_cut`: more of that state were met than are read."""
+    """Scheduled or blocked jobs of a queue; `is_cut`: more of that state were met than are read."""
 
     state: str
     queue: str
@@ -31,11 +31,29 @@ class WaitingJobs(NamedTuple):
     is_cut: bool
 
 
-class RunningQueue(NamedTuple):
-    """Running jobs of a queue, and the worst of them."""
+class DeadLetters(NamedTuple):
+    """Dead letters of a queue; `is_cut`: more were met than are read, in whatever queue."""
 
     queue: str
     jobs: int
+    is_cut: bool
+
+
+class Deaths(NamedTuple):
+    """How many jobs of a queue died in a slice of time, and which slice it is now; no queue: none did."""
+
+    now: int
+    slice: int | None
+    queue: str | None
+    jobs: int
+
+
+class RunningQueue(NamedTuple):
+    """Running jobs of a queue, and the worst of them; `is_cut`: more were met than are read."""
+
+    queue: str
+    jobs: int
+    is_cut: bool
     oldest_seconds: float
     timeout_ratio: float | None
     lease_ratio: float
@@ -62,6 +80,7 @@ class Overview(NamedTuple):
     workers: int
     late_schedules: int
     late_seconds: float
+    unplanned_schedules: int
     enqueued: int
     notification_ratio: float
     oldest_snapshot_seconds: float
@@ -102,16 +121,31 @@ def waiting(budget: int) -> Statement[list[WaitingJobs]]:
     )
 
 
+def dead(budget: int) -> Statement[list[DeadLetters]]:
+    return Statement(
+        _TEXT["dead"], {"budget": budget}, lambda found: [DeadLetters._make(row) for row in found]
+    )
+
+
+def deaths(slice_seconds: int, seconds: float, budget: int) -> Statement[list[Deaths]]:
+    return Statement(
+        _TEXT["deaths"],
+        {"slice_seconds": slice_seconds, "seconds": seconds, "budget": budget},
+        lambda found: [Deaths._make(row) for row in found],
+    )
+
+
 def running(budget: int) -> Statement[list[RunningQueue]]:
     return Statement(
         _TEXT["running"], {"budget": budget}, lambda found: [RunningQueue._make(row) for row in found]
     )
 
 
-def queues(limit: int) -> Statement[list[NamedQueue]]:
+def queues(met: Sequence[str], limit: int) -> Statement[list[NamedQueue]]:
+    """Give what is known of the queues met already, and of so many others."""
     return Statement(
         _TEXT["queues"],
-        {"limit": limit, "silent_seconds": SILENT_SECONDS},
+        {"met": list(met), "limit": limit, "silent_seconds": SILENT_SECONDS},
         lambda found: [NamedQueue._make(row) for row in found],
     )
 

@@ -41,8 +41,8 @@ CROSS JOIN LATERAL (
 ) AS counted;
 
 -- name: waiting
--- The scheduled, blocked and dead jobs of each queue, the first `budget` of each state: more of them than that,
--- and the numbers are only the least there can be.
+-- The scheduled and blocked jobs of each queue, the first `budget` of each state: more of them than that, and the
+-- numbers are only the least there can be.
 WITH passed AS (
     (
         SELECT 'scheduled' AS state, job.queue
@@ -59,12 +59,6 @@ WITH passed AS (
         ORDER BY CASE WHEN job.state = 'blocked' THEN job.concurrency_key END
         LIMIT %(budget)s::integer + 1
     )
-    UNION ALL
-    (
-        SELECT 'dead', job.queue
-        FROM {{schema}}.dead_jobs AS job
-        LIMIT %(budget)s::integer + 1
-    )
 ),
 counted AS (
     SELECT passed.state, passed.queue, count(*) AS jobs
@@ -78,29 +72,59 @@ SELECT
     sum(counted.jobs) OVER (PARTITION BY counted.state) > %(budget)s::integer
 FROM counted;
 
+-- name: dead
+-- The dead letters of each queue, the latest `budget`: more than that, and the numbers are only the least there can be.
+SELECT page.queue, count(*), sum(count(*)) OVER () > %(budget)s::integer
+FROM (
+    SELECT dead.queue
+    FROM {{schema}}.dead_jobs AS dead
+    ORDER BY dead.died_at DESC
+    LIMIT %(budget)s::integer + 1
+) AS page
+GROUP BY page.queue;
+
+-- name: deaths
+-- Which slice of time it is, of so many seconds each, and how many jobs of each queue died in which slice: within the
+-- last so many seconds, and of all these the latest `budget`. At least one row.
+SELECT clock.slice, death.slice, death.queue, count(death.queue)
+FROM (
+    SELECT floor(date_part('epoch', statement_timestamp()) / %(slice_seconds)s::integer)::bigint AS slice
+) AS clock
+LEFT JOIN (
+    SELECT floor(date_part('epoch', dead.died_at) / %(slice_seconds)s::integer)::bigint AS slice, dead.queue
+    FROM {{schema}}.dead_jobs AS dead
+    WHERE dead.died_at > statement_timestamp() - make_interval(secs => %(seconds)s::double precision)
+    ORDER BY dead.died_at DESC
+    LIMIT %(budget)s::integer
+) AS death ON true
+GROUP BY clock.slice, death.slice, death.queue;
+
 -- name: running
 -- The running jobs of each queue: for how long the oldest one runs, the greatest share that one has used of its
--- timeout, and of its lease since the last heartbeat.
+-- timeout, and of its lease since the last heartbeat. There are as many as all workers have slots; beyond `budget`
+-- the numbers are only the least there can be. (extract() computes in numeric, and takes longer.)
 SELECT
     job.queue,
     count(*),
-    max(extract(epoch FROM clock_timestamp() - job.started_at))::double precision,
+    sum(count(*)) OVER () > %(budget)s::integer,
+    date_part('epoch', clock_timestamp() - min(job.started_at)),
     max(
         CASE WHEN job.timeout_seconds > 0
-             THEN extract(epoch FROM clock_timestamp() - job.started_at) / job.timeout_seconds END
-    )::double precision,
-    max(extract(epoch FROM clock_timestamp() - job.heartbeat_at) / job.lease_seconds)::double precision
+             THEN date_part('epoch', statement_timestamp() - job.started_at) / job.timeout_seconds END
+    ),
+    max(date_part('epoch', statement_timestamp() - job.heartbeat_at) / job.lease_seconds)
 FROM (
     SELECT running.queue, running.started_at, running.heartbeat_at, running.timeout_seconds, running.lease_seconds
     FROM {{schema}}.jobs AS running
     WHERE running.state = 'running'
     ORDER BY running.id
-    LIMIT %(budget)s::integer
+    LIMIT %(budget)s::integer + 1
 ) AS job
 GROUP BY job.queue;
 
 -- name: queues
--- Every queue that somebody named on purpose: whether it is paused, and how many live workers it has.
+-- Whether a queue is paused, and how many live workers it has: each of these that somebody named on purpose, and of the
+-- other queues so many.
 SELECT
     named.queue,
     coalesce(bool_or(named.is_paused), false),
@@ -121,14 +145,15 @@ FROM (
     CROSS JOIN LATERAL unnest(worker.queues) AS place (queue)
     WHERE worker.seen_at > clock_timestamp() - make_interval(secs => %(silent_seconds)s::double precision)
 ) AS named
+LEFT JOIN unnest(%(met)s::text[]) AS met (queue) ON met.queue = named.queue
 GROUP BY named.queue
-ORDER BY named.queue
-LIMIT %(limit)s::integer;
+ORDER BY count(met.queue) = 0, named.queue
+LIMIT cardinality(%(met)s::text[]) + %(limit)s::integer;
 
 -- name: estimates
 -- What the planner's statistics say of how many jobs there are, for states of which too many were met to count. As old
--- as the last ANALYZE, scaled to today's size. Without a queue: all jobs of the state. With one: its ready jobs, as
--- far as queues have the same share of every state; queue '' stands for each that the statistics do not name.
+-- as the last ANALYZE, scaled to today's size. Without a queue: all jobs of the state. With one: its dead jobs, and its
+-- ready ones as far as queues have the same share of every live state; queue '' stands for each that is not named.
 WITH size AS (
     SELECT
         class.oid,
@@ -146,6 +171,7 @@ total AS MATERIALIZED (
             ('ready', '{{schema}}.jobs', '{{schema}}.jobs_ready'),
             ('scheduled', '{{schema}}.jobs', '{{schema}}.jobs_due'),
             ('blocked', '{{schema}}.jobs', '{{schema}}.jobs_blocked'),
+            ('running', '{{schema}}.jobs', '{{schema}}.jobs_running'),
             ('dead', '{{schema}}.dead_jobs', '{{schema}}.dead_jobs')
     ) AS kind (state, source, relation)
     JOIN size ON size.oid = kind.source::regclass
@@ -154,22 +180,25 @@ total AS MATERIALIZED (
 ),
 known AS MATERIALIZED (
     SELECT
+        source.state,
         stats.most_common_vals::text::text[] AS queues,
         stats.most_common_freqs AS shares,
         CASE WHEN stats.n_distinct < 0
-             THEN -stats.n_distinct * (SELECT size.reltuples FROM size WHERE size.oid = '{{schema}}.jobs'::regclass)
+             THEN -stats.n_distinct * size.reltuples
              ELSE stats.n_distinct END AS queues_in_all
-    FROM pg_stats AS stats
-    WHERE stats.schemaname = '{{schema}}'
-      AND stats.tablename = 'jobs'
-      AND stats.attname = 'queue'
+    FROM (VALUES ('ready', 'jobs'), ('dead', 'dead_jobs')) AS source (state, relation)
+    JOIN size ON size.oid = ('{{schema}}.' || source.relation)::regclass
+    JOIN pg_stats AS stats ON stats.schemaname = '{{schema}}'
+                          AND stats.tablename = source.relation
+                          AND stats.attname = 'queue'
 ),
 share AS (
-    SELECT common.queue, common.share::double precision
+    SELECT known.state, common.queue, common.share::double precision
     FROM known
     CROSS JOIN LATERAL unnest(known.queues, known.shares) AS common (queue, share)
     UNION ALL
     SELECT
+        known.state,
         '',
         greatest(1 - coalesce((SELECT sum(each.share) FROM unnest(known.shares) AS each (share)), 0), 0)
         / greatest(known.queues_in_all - coalesce(cardinality(known.queues), 0), 1)
@@ -180,14 +209,13 @@ FROM total
 UNION ALL
 SELECT total.state, share.queue, total.jobs * share.share
 FROM total
-CROSS JOIN share
-WHERE total.state = 'ready';
+JOIN share ON share.state = total.state;
 
 -- name: overview
--- One row about the whole: workers alive; schedules that should have fired by now, and for how long; the ids given to
--- jobs so far; how full the server's notification queue is; and for how long the oldest snapshot has been held
--- that keeps dead rows of this database from being removed. That one needs the role pg_read_all_stats, else it
--- sees our own sessions only.
+-- One row about the whole: workers alive; schedules that should have fired by now, and for how long; those that no
+-- worker has given a tick, because they are new or cannot be read; the ids given to jobs so far; how full the server's
+-- notification queue is; and for how long the oldest snapshot has been held that keeps dead rows of this database
+-- from being removed. That one needs the role pg_read_all_stats, else it sees our own sessions only.
 SELECT
     (
         SELECT count(*)
@@ -196,6 +224,7 @@ SELECT
     ),
     late.schedules,
     late.seconds,
+    late.unplanned,
     coalesce(pg_sequence_last_value(pg_get_serial_sequence('{{schema}}.jobs', 'id')::regclass), 0),
     pg_notification_queue_usage(),
     greatest(
@@ -216,11 +245,16 @@ SELECT
     )::double precision
 FROM (
     SELECT
-        count(*) AS schedules,
-        coalesce(max(extract(epoch FROM clock_timestamp() - schedule.next_tick)), 0)::double precision AS seconds
+        count(schedule.next_tick) AS schedules,
+        coalesce(max(extract(epoch FROM clock_timestamp() - schedule.next_tick)), 0)::double precision AS seconds,
+        count(*) - count(schedule.next_tick) AS unplanned
     FROM {{schema}}.schedules AS schedule
     WHERE NOT schedule.is_paused
-      AND schedule.next_tick < clock_timestamp() - make_interval(secs => %(late_seconds)s::double precision)
+      AND {{schema}}.is_declared(schedule.source, schedule.seen_at)
+      AND (
+          schedule.next_tick < statement_timestamp() - make_interval(secs => %(late_seconds)s::double precision)
+          OR schedule.next_tick IS NULL
+      )
 ) AS late;
 
 -- name: tables

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from pgqueue.model.encoding import several
 from pgqueue.sql import Row, Statement, column, load
 
 _SQL = load("inspect")
@@ -25,7 +26,11 @@ class JsonText(str):
 
 @dataclass(frozen=True, slots=True)
 class JobSummary:
-    """A job in a list. `since_at` is when it came into its state, or when it becomes due."""
+    """A job in a list. `since_at` is when it came into its state, or when it becomes due.
+
+    Nobody knows when for one that `waits_for` its `rate_limit` or its `breaker`; then `since_at` is when
+    it is looked at again at the latest.
+    """
 
     id: int
     state: str
@@ -36,6 +41,7 @@ class JobSummary:
     max_attempts: int | None
     created_at: datetime
     since_at: datetime
+    waits_for: str | None
     seen_at: datetime
     reason: str | None
     args: JsonText
@@ -116,6 +122,10 @@ class DeadFilter:
     reason: str | None = None
     older_than_seconds: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.job_ids is not None:
+            object.__setattr__(self, "job_ids", tuple(several("job_ids", self.job_ids, "ids")))
+
     def params(self) -> dict[str, object]:
         return {
             "job_ids": None if self.job_ids is None else list(self.job_ids),
@@ -134,6 +144,9 @@ class LiveFilter:
     queue: str | None = None
     task: str | None = None
     older_than_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "states", tuple(several("states", self.states, "states")))
 
     def params(self) -> dict[str, object]:
         return {
@@ -291,6 +304,10 @@ def flow() -> Statement[Flow]:
 
 def task_names() -> Statement[list[str]]:
     return Statement(_SQL["task_names"], {}, column)
+
+
+def known_queues() -> Statement[list[str]]:
+    return Statement(_SQL["known_queues"], {}, column)
 
 
 def queue_names() -> Statement[list[str]]:

@@ -3,7 +3,7 @@
 
 -- name: list_jobs
 -- The newest jobs, live and ended, below an id. since_at is when the job came into its state; for a
--- scheduled one it is when it becomes due. The arguments are read after the page is chosen: a sort
+-- scheduled one it is when it becomes due, unless it waits for its rate limit or its circuit breaker. The arguments are read after the page is chosen: a sort
 -- must not fetch those of rows that nobody sees.
 WITH live AS (
     SELECT
@@ -16,6 +16,13 @@ WITH live AS (
         job.max_attempts,
         job.created_at,
         CASE WHEN job.state = 'running' THEN job.started_at ELSE job.run_at END AS since_at,
+        CASE
+            WHEN job.rate_parked_at IS NOT NULL THEN 'rate_limit'
+            WHEN job.state = 'scheduled' AND EXISTS (
+                SELECT FROM {{schema}}.breakers AS breaker
+                WHERE breaker.parked_until = job.run_at
+            ) THEN 'breaker'
+        END AS waits_for,
         NULL::text AS reason,
         job.args
     FROM {{schema}}.jobs AS job
@@ -37,6 +44,7 @@ finished AS (
         NULL::integer AS max_attempts,
         job.created_at,
         job.finished_at AS since_at,
+        NULL AS waits_for,
         job.reason,
         job.args
     FROM {{schema}}.finished_jobs AS job
@@ -58,6 +66,7 @@ dead AS (
         job.max_attempts,
         job.created_at,
         job.died_at AS since_at,
+        NULL AS waits_for,
         job.reason,
         job.args
     FROM {{schema}}.dead_jobs AS job
@@ -69,11 +78,11 @@ dead AS (
     LIMIT %(limit)s::integer
 ),
 page AS MATERIALIZED (
-    SELECT id, state, queue, task, priority, attempt, max_attempts, created_at, since_at, reason, args FROM live
+    SELECT id, state, queue, task, priority, attempt, max_attempts, created_at, since_at, waits_for, reason, args FROM live
     UNION ALL
-    SELECT id, state, queue, task, priority, attempt, max_attempts, created_at, since_at, reason, args FROM finished
+    SELECT id, state, queue, task, priority, attempt, max_attempts, created_at, since_at, waits_for, reason, args FROM finished
     UNION ALL
-    SELECT id, state, queue, task, priority, attempt, max_attempts, created_at, since_at, reason, args FROM dead
+    SELECT id, state, queue, task, priority, attempt, max_attempts, created_at, since_at, waits_for, reason, args FROM dead
     ORDER BY id DESC
     LIMIT %(limit)s::integer
 )
@@ -87,6 +96,7 @@ SELECT
     max_attempts,
     created_at,
     since_at,
+    waits_for,
     clock_timestamp() AS seen_at,
     reason,
     left(args::text, %(max_chars)s::integer)
@@ -544,6 +554,12 @@ SELECT task.name
 FROM {{schema}}.tasks AS task
 ORDER BY task.name
 LIMIT 10000;
+
+-- name: known_queues
+-- Every queue that anybody knows: it has jobs, settings, a task or a worker. Reads all jobs.
+SELECT queue.name
+FROM {{schema}}.known_queues() AS queue (name)
+ORDER BY 1;
 
 -- name: queue_names
 -- Queues somebody named on purpose: of a task, or with settings. Cheap enough for the Tab key.

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from pgqueue.sql import Row, Statement, column, load, nothing
 
 _SQL = load("operate")
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A queue that is paused: until when (None: until it is resumed), and what was said why."""
+
+    queue: str
+    until: datetime | None
+    reason: str | None
+    seen_at: datetime
 
 
 def cancel(job_ids: Sequence[int], reason: str) -> Statement[dict[int, str]]:
@@ -33,7 +44,7 @@ def purge_dead(job_ids: Sequence[int]) -> Statement[list[int]]:
 def pause_queues(
     queues: Sequence[str] | None, seconds: float | None, until: datetime | None, reason: str | None
 ) -> Statement[list[str]]:
-    """Pause these queues, or all that are known, for so long or until then; gives their names."""
+    """Pause these queues, or all that are not yet, for so long or until then; gives their names."""
     params = {
         "queues": None if queues is None else list(queues),
         "seconds": seconds,
@@ -43,10 +54,20 @@ def pause_queues(
     return Statement(_SQL["pause_queues"], params, column)
 
 
-def resume_queues(queues: Sequence[str] | None, max_running: int | None) -> Statement[list[str]]:
-    """Resume these queues, or all that are paused; gives their names."""
-    params = {"queues": None if queues is None else list(queues), "max_running": max_running}
+def resume_queues(
+    queues: Sequence[str] | None, max_running: int | None, reason: str | None
+) -> Statement[list[str]]:
+    """Resume these queues, or all that are paused, for this reason if it is given; gives their names."""
+    params = {
+        "queues": None if queues is None else list(queues),
+        "max_running": max_running,
+        "reason": reason,
+    }
     return Statement(_SQL["resume_queues"], params, column)
+
+
+def list_pauses() -> Statement[list[Pause]]:
+    return Statement(_SQL["list_pauses"], {}, lambda found: [Pause(*row) for row in found])
 
 
 def limit_queue(queue: str, max_running: int | None, reason: str | None) -> Statement[None]:

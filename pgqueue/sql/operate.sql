@@ -73,7 +73,8 @@ FROM gone
 CROSS JOIN written;
 
 -- name: pause_queues
--- Start nothing more in these queues, or in all that are known, for so long or until then; gives their names.
+-- Start nothing more in these queues, or in all that are known and not paused yet, for so long or until then; gives
+-- their names.
 SELECT paused.name
 FROM {{schema}}.pause_queues(
     %(queues)s::text[], %(reason)s::text, %(seconds)s::double precision, %(until)s::timestamptz
@@ -81,10 +82,19 @@ FROM {{schema}}.pause_queues(
 ORDER BY paused.name;
 
 -- name: resume_queues
--- Go on in these queues, or in all that are paused, and wake their workers; gives their names.
+-- Go on in these queues, or in all that are paused, for this reason if one is given, and wake their workers; gives
+-- their names.
 SELECT resumed.name
-FROM {{schema}}.resume_queues(%(queues)s::text[], %(max_running)s::integer) AS resumed (name)
+FROM {{schema}}.resume_queues(%(queues)s::text[], %(max_running)s::integer, %(reason)s::text) AS resumed (name)
 ORDER BY resumed.name;
+
+-- name: list_pauses
+-- The pauses that are in force.
+SELECT queue.name, queue.paused_until, queue.reason, statement_timestamp()
+FROM {{schema}}.queues AS queue
+WHERE queue.is_paused
+  AND (queue.paused_until > statement_timestamp()) IS NOT FALSE
+ORDER BY queue.name;
 
 -- name: limit_queue
 -- Let at most so many jobs of a queue run at a time; NULL: no limit.

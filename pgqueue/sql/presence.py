@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pgqueue.sql import Statement, first_value, load, nothing
+from pgqueue.sql import Statement, column, first_value, load, nothing
 
 _TEXT = load("presence")
 _PARTITION = re.compile(r"finished_jobs_\d{8}")
@@ -39,6 +39,11 @@ def see_worker(
         },
         lambda found: (found[0][0], found[0][1]),
     )
+
+
+def unknown_queues(queues: Sequence[str], cap: int = 10_000) -> Statement[list[str]]:
+    """Give those of these queues that neither a task, nor settings, nor a waiting job names."""
+    return Statement(_TEXT["unknown_queues"], {"queues": list(queues), "cap": cap}, column)
 
 
 def forget_worker(worker_id: str) -> Statement[None]:

@@ -21,6 +21,24 @@ WHERE other.id <> %(worker_id)s::uuid
   AND other.seen_at > clock_timestamp() - interval '30 seconds'
   AND other.queues && %(queues)s::text[];
 
+-- name: unknown_queues
+-- Which of these queues have neither a task, nor settings, nor a job that waits. Workers do not count: all those of a
+-- deployment have the same slip of the pen. What is not ready is looked through as far as the cap.
+WITH scheduled AS MATERIALIZED (
+    SELECT job.queue
+    FROM {{schema}}.jobs AS job
+    WHERE job.state = 'scheduled'
+    ORDER BY job.run_at, job.id
+    LIMIT %(cap)s::integer
+)
+SELECT asked.queue
+FROM unnest(%(queues)s::text[]) AS asked (queue)
+WHERE NOT EXISTS (SELECT FROM {{schema}}.tasks AS task WHERE coalesce(task.queue, 'default') = asked.queue)
+  AND NOT EXISTS (SELECT FROM {{schema}}.queues AS queue WHERE queue.name = asked.queue)
+  AND NOT EXISTS (SELECT FROM {{schema}}.jobs AS job WHERE job.state = 'ready' AND job.queue = asked.queue)
+  AND NOT EXISTS (SELECT FROM scheduled WHERE scheduled.queue = asked.queue)
+ORDER BY asked.queue;
+
 -- name: forget_worker
 -- Say that this worker is gone, and forget those that left without a word a day ago.
 DELETE FROM {{schema}}.workers AS worker

@@ -17,10 +17,11 @@ from pgqueue.errors import (
     SchemaMissing,
 )
 from pgqueue.model.job import MAX_ARGS_BYTES, MAX_HEADERS_BYTES, NewJob
+from pgqueue.shell import write_command
 
 _REFUSALS = {
     "jobs_headers_fit": f"its headers are more than the {MAX_HEADERS_BYTES:,} bytes a job carries",
-    "jobs_names_fit": "a queue has 1 to 100 bytes, a task's name and each key 1 to 255",
+    "jobs_names_fit": "a queue has 1 to 100 bytes, a task's name 1 to 250, each key 1 to 255",
     "jobs_numbers_fit": (
         "priority is at least 0, max_attempts 1 to 100,000, timeout_seconds 0 to 604,800, "
         "concurrency_limit 1 to 10,000"
@@ -59,10 +60,9 @@ def refusal(
     if sqlstate in _MISSING:
         return SchemaMissing(schema)
     if sqlstate in _OTHER_SCHEMA:
-        flag = "" if schema == "pgqueue" else f" --schema {schema}"
         return SchemaMismatch(
             f"schema {schema!r} is not the one this pgqueue works with ({message}); "
-            f"run: pgqueue migrate{flag}"
+            f"run: {write_command('migrate', schema=schema)}"
         )
     if sqlstate in _REFUSED_VALUES:
         return InvalidJob(of_task + message)

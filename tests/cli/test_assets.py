@@ -17,6 +17,7 @@ import pytest
 
 from pgqueue import cli
 from pgqueue.cli.assets import ASSETS, read
+from pgqueue.errors import ConfigurationError, SchemaMismatch
 from pgqueue.runtime.exposition import Exposition, WorkerNow
 from pgqueue.runtime.gauges import Gauges
 from pgqueue.runtime.link import Outage
@@ -38,6 +39,12 @@ SERIES = re.compile(r"_(?:bucket|sum|count)$")
 def dashboard_targets(name: str) -> list[tuple[str, dict]]:
     board = json.loads(read(name))
     return [(panel["title"], target) for panel in board["panels"] for target in panel.get("targets", ())]
+
+
+def command_of(name: str) -> click.Command:
+    command = cli.root.get_command(click.Context(cli.root), name)
+    assert command is not None, name
+    return command
 
 
 @pytest.fixture
@@ -151,6 +158,73 @@ def test_every_command_of_a_runbook_is_one():
     assert unknown == set()
 
 
+def test_what_a_runbook_says_of_a_command_is_so(pgqueue, queue):
+    queue.see_worker(["mail"])
+    queue.run(queue="mail", timeout_seconds=10)
+    command_line = re.compile(r"pgqueue ([a-z]+) ?([a-z]+(?:-[a-z]+)*)?(.*)")
+
+    for line in RULES.splitlines():
+        if not (found := command_line.search(line)) or "`" in line:
+            continue
+        name, subcommand, rest = found.groups()
+        command = command_of(name)
+        if isinstance(command, click.Group):
+            command = command.commands[subcommand or "list"]
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert set(re.findall(r"--[a-z-]+", rest)) <= options, line
+        if re.search(r"\basks\b", rest):
+            assert "--yes" in options, line
+        if column := re.search(r"\(column (\w+)\)", rest):
+            words = [name, *([subcommand] if subcommand else [])]
+            given = [] if name == "workers" else ["--state", "running"]
+            assert column[1] in pgqueue(*words, *given).out.splitlines()[0].split(), line
+        assert not re.search(r"\([A-Z]+\)", rest), "say (column NAME)"
+
+
+def test_a_runbook_tells_the_exit_codes_that_a_worker_has():
+    codes = {
+        said: int(re.search(rf"Exit (\d+):[^\n]*{said}", ALERTS["PgqueueNoWorkerAlive"])[1])
+        for said in ("setting", "schema")
+    }
+
+    assert codes == {"setting": ConfigurationError.exit_code, "schema": SchemaMismatch.exit_code}
+
+
+def test_a_runbook_asks_the_database_where_a_variable_leads_to_the_process(pgqueue, monkeypatch):
+    monkeypatch.setenv("PGQUEUE_METRICS_PORT", "1")
+    (command_line,) = re.findall(
+        r"Is it the database\? (.*?)   \(exit 75", ALERTS["PgqueueDatabaseUnreachable"]
+    )
+    *environment, _, command = command_line.split()
+    assert environment[:2] == ["env", "-u"]
+    monkeypatch.delenv(environment[2])
+
+    assert pgqueue(command).out == "the queue is ready\n"
+
+
+def test_the_rules_have_one_name_wherever_they_are_named():
+    (wanted,) = re.findall(r"rule_files:\n  - (\S+)", read("prometheus.yml"))
+    texts = [command_of("assets").help or "", (ROOT / "README.md").read_text(encoding="utf-8")]
+    saved = [
+        (shown, Path(path).name)
+        for text in texts
+        for shown, path in re.findall(r"assets show (\S+) > (\S+)", text)
+    ]
+
+    assert len(saved) >= 2
+    assert set(saved) == {(wanted, wanted)}
+
+
+def test_what_is_said_of_a_worker_behind_a_proxy_names_its_options():
+    text = read("pgbouncer.md")
+    (transaction,) = re.findall(r"\| `pgqueue worker` \| works \| (.*) \|", text)
+
+    options = {option for parameter in command_of("worker").params for option in parameter.opts}
+    assert set(re.findall(r"`(--[a-z-]+)", text)) <= options
+    assert "--listen-dsn" in transaction
+    assert "only" not in transaction
+
+
 def test_the_rules_ask_for_metrics_that_there_are(exported):
     asked = {SERIES.sub("", name) for name in METRIC.findall(RULES)}
 
@@ -236,8 +310,7 @@ def options_of(command_line: str) -> dict:
     """Give what the program makes of a command line; fails if it would refuse it."""
     program, name, *arguments = shlex.split(command_line)
     assert Path(program).name == "pgqueue"
-    command = cli.root.get_command(click.Context(cli.root), name)
-    return command.make_context(name, arguments).params
+    return command_of(name).make_context(name, arguments).params
 
 
 def test_the_systemd_services_start_what_there_is_and_wait_longer_than_the_grace():

@@ -160,3 +160,11 @@ def test_what_makes_no_sense_is_refused_and_nothing_changes(pgqueue, breakers, a
     assert ended.code == 2
     assert message in ended.err
     assert pgqueue("breakers", "--json").json[0]["pinned"] == before["pinned"]
+
+
+def test_the_command_that_closes_it_is_written_for_a_shell(pgqueue, queue):
+    queue.connection.execute("INSERT INTO pgqueue.breakers (name) VALUES ('bank; touch x')")
+
+    opened = pgqueue("breakers", "open", "bank; touch x")
+
+    assert opened.err == "bank; touch x is open until: pgqueue breakers close 'bank; touch x'\n"

@@ -165,3 +165,14 @@ def test_purge_fails_if_a_named_job_was_not_there(pgqueue, queue):
     ended = pgqueue("dlq", "purge", job_id, 4711, "--yes", "--json")
 
     assert (ended.code, ended.json) == (1, {"deleted": 1, "missing": [4711]})
+
+
+@pytest.mark.parametrize("rate", ["nan", "inf", "-inf", "0", "1e-300"])
+def test_a_rate_that_is_none_is_refused(pgqueue, queue, rate):
+    queue.bury()
+
+    ended = pgqueue("dlq", "redrive", "--all", "--rate", rate)
+
+    assert ended.code == 2
+    assert "'--rate'" in ended.err
+    assert queue.one("SELECT count(*) FROM pgqueue.dead_jobs") == 1

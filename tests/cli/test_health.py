@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from pgqueue.runtime.health import Health
 from pgqueue.runtime.http import Answer, Server, pages
@@ -62,6 +63,24 @@ def test_every_queue_that_nobody_serves_is_named_not_only_the_first(pgqueue, que
     assert "queue c has jobs to run and no live worker" in ended.err
 
 
+def test_the_names_of_queues_are_harmless_for_the_terminal(pgqueue, queue):
+    queue.enqueue(queue="a\x1b[31m\nb")
+
+    told, listed = pgqueue("health"), pgqueue("health", "--json")
+
+    assert told.err.endswith("queue a\\x1b[31m\\nb has jobs to run and no live worker\n")
+    assert told.err.count("\n") == 1
+    assert listed.json["reasons"] == ["queue a\x1b[31m\nb has jobs to run and no live worker"]
+
+
+def test_what_a_process_answers_is_harmless_for_the_terminal(pgqueue, pulse, port):
+    pulse.hindrances.append(lambda: ["no\x1b[31m\nway"])
+
+    ended = pgqueue("health", "--port", port)
+
+    assert ended.err == f"pgqueue: 127.0.0.1:{port} is not ready: no\\x1b[31m\\nway\n"
+
+
 def test_a_database_that_is_away_is_75(pgqueue):
     ended = pgqueue("health", "--dsn", UNREACHABLE)
 
@@ -74,6 +93,30 @@ def test_a_schema_that_is_not_there_is_a_reason(pgqueue):
 
     assert ended.code == 3
     assert "pgqueue migrate" in ended.err
+
+
+def test_a_schema_that_lacks_a_table_is_a_reason(pgqueue, queue):
+    queue.connection.execute("ALTER TABLE pgqueue.queues RENAME TO gone")
+    try:
+        ended = pgqueue("health")
+    finally:
+        queue.connection.execute("ALTER TABLE pgqueue.gone RENAME TO queues")
+
+    assert (ended.code, ended.out) == (3, "")
+    assert ended.err.startswith("pgqueue: the queue is not ready: relation ")
+
+
+def test_a_role_that_may_not_look_is_not_told_that_all_is_well(pgqueue, queue):
+    queue.connection.execute("CREATE ROLE health_nobody LOGIN")
+    try:
+        told = pgqueue("health", "--dsn", make_conninfo(queue.dsn, user="health_nobody"))
+        listed = pgqueue("health", "--json", "--dsn", make_conninfo(queue.dsn, user="health_nobody"))
+    finally:
+        queue.connection.execute("DROP ROLE health_nobody")
+
+    assert (told.code, told.out) == (3, "")
+    assert "permission denied" in told.err
+    assert (listed.code, listed.json["status"]) == (3, "unready")
 
 
 def test_a_process_is_asked_by_its_port(pgqueue, pulse, port):

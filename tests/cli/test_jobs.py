@@ -386,3 +386,40 @@ def test_jobs_to_act_on_must_be_named(pgqueue):
     assert (retried.code, cancelled.code) == (2, 2)
     assert retried.err.startswith("pgqueue: missing argument")
     assert cancelled.err.startswith("pgqueue: which jobs? give ids, or filters")
+
+
+def test_a_job_that_waits_for_a_rate_limit_or_a_breaker_has_no_time(pgqueue, queue):
+    queue.connection.execute("SELECT pgqueue.rate_set('task:send', 0.0003)")
+    queue.enqueue()
+    limited = queue.enqueue()
+    queue.claim()
+    queue.connection.execute("INSERT INTO pgqueue.breakers (name) VALUES ('bank')")
+    queue.connection.execute("SELECT pgqueue.breaker_open('bank', 900)")
+    held = queue.enqueue(task="charge")
+    [(_, token)] = queue.claim()
+    queue.connection.execute(
+        "SELECT pgqueue.breaker_park(ARRAY[%s]::bigint[], ARRAY[%s]::uuid[], 'bank')", [held, token]
+    )
+    later = queue.enqueue(task="charge", delay_seconds=3600)
+
+    listed, shown = pgqueue("jobs", "list", "--state", "scheduled"), pgqueue("jobs", "show", limited)
+    document = pgqueue("jobs", "list", "--state", "scheduled", "--json").json
+
+    assert listed.rows == [
+        f"{later} scheduled in 1 h default charge 0/5 {{}}",
+        f"{held} scheduled breaker default charge 0/5 {{}}",
+        f"{limited} scheduled rate limit default send 0/5 {{}}",
+    ]
+    assert [job["waits_for"] for job in document["jobs"]] == [None, "breaker", "rate_limit"]
+    assert "\ndue       rate limit\n" in shown.out
+    assert "\ndue       breaker\n" in pgqueue("jobs", "show", held).out
+
+
+def test_whoever_gives_ids_and_filters_is_told_to_leave_one_out(pgqueue, queue):
+    job_id = queue.enqueue(queue="mail")
+
+    ended = pgqueue("jobs", "cancel", job_id, "--queue", "mail")
+
+    assert ended.code == 2
+    assert ended.err.startswith("pgqueue: either ids or filters: ids name the jobs already")
+    assert queue.one("SELECT count(*) FROM pgqueue.jobs") == 1

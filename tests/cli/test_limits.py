@@ -6,7 +6,7 @@ import pytest
 
 
 def test_a_limit_is_set_listed_and_removed(pgqueue, queue):
-    done = pgqueue("limits", "set", "task:send", "5/min", "--burst", 2)
+    done = pgqueue("limits", "set", "task:send", "5/min", "--burst", 2, "--force")
     for _ in range(4):
         queue.enqueue()
     for _ in range(2):
@@ -52,6 +52,36 @@ def test_a_limit_can_be_lifted_whatever_the_code_says(pgqueue, queue):
     assert from_code == ["task:send 1/s 1 - 0 - 0 code"]
     assert lifted.err == "task:send: everything passes\n"
     assert pgqueue("limits", "list").rows == ["task:send none - - 0 - 0 operator"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("task:send_welcom", "no task 'send_welcom'; did you mean 'send_welcome'?"),
+        ("task:mail", "no task 'mail'; known: send_welcome"),
+        ("queue:mial", "no queue 'mial'; did you mean 'mail'?"),
+    ],
+)
+def test_a_task_or_queue_that_nobody_knows_is_refused_but_by_force(pgqueue, queue, name, said):
+    queue.connection.execute("INSERT INTO pgqueue.tasks (name, queue) VALUES ('send_welcome', 'mail')")
+
+    refused = pgqueue("limits", "set", name, "100/s")
+    before = queue.one("SELECT count(*) FROM pgqueue.rate_limits")
+    forced = pgqueue("limits", "set", name, "100/s", "--force")
+    again = pgqueue("limits", "set", name, "50/s")
+
+    assert (refused.code, refused.out) == (1, "")
+    assert refused.err == f"pgqueue: {said} (with --force it is limited all the same)\n"
+    assert (before, forced.code, again.code) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("name", ["task:send_welcome", "queue:mail", "task:*", "api:acme", "api:*", "mail"])
+def test_what_is_registered_and_any_key_or_pattern_can_be_limited(pgqueue, queue, name):
+    queue.connection.execute("INSERT INTO pgqueue.tasks (name, queue) VALUES ('send_welcome', 'mail')")
+
+    ended = pgqueue("limits", "set", name, "100/s")
+
+    assert ended.code == 0
 
 
 @pytest.mark.parametrize(

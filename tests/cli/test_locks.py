@@ -40,3 +40,15 @@ def test_locks_says_what_to_do_about_an_effect_whose_owner_is_gone(pgqueue, queu
     )
 
     assert pgqueue("locks").rows[0].endswith("job 12 (mail) pgqueue processed forget mail:1")
+
+
+def test_locks_writes_a_customers_key_so_that_no_shell_executes_it(pgqueue, queue):
+    queue.connection.execute(
+        "INSERT INTO pgqueue.processed_jobs (idempotency_key, job_name, status, job_id) VALUES "
+        "('mail:$(touch x)', 'mail', 'IN_PROGRESS', 12), ('-x', 'mail', 'IN_PROGRESS', 13)"
+    )
+
+    rows = pgqueue("locks").rows
+
+    assert rows[0].endswith(" pgqueue processed forget 'mail:$(touch x)'")
+    assert rows[1].endswith(" pgqueue processed forget -- -x")

@@ -35,7 +35,7 @@ def said(pgqueue):
 def test_what_is_done_to_a_queue_is_written_down_with_who_and_why(pgqueue, queue):
     role = queue.one("SELECT session_user")
 
-    pgqueue("queues", "pause", "mail", "--for", "30m", "--reason", "provider is down")
+    pgqueue("queues", "pause", "mail", "--for", "30m", "--reason", "provider is down", "--force")
     pgqueue("queues", "resume", "mail", "--slots", 2)
     pgqueue("queues", "limit", "mail", 5)
     pgqueue("queues", "limit", "mail", "none")
@@ -117,7 +117,7 @@ def test_what_is_done_to_limits_breakers_schedules_and_keys_is_written_down(pgqu
         ("processed.forget", "k", ACTOR),
     ]
     text = pgqueue("log").out
-    assert "set rate limit api to 7 a second (burst 1), was 5 a second (burst 1)\n" in text
+    assert "set rate limit api to 7/s (burst 1), was 5/s (burst 1)\n" in text
     assert "opened breaker bank for 15 min\n" in text
     assert "set breaker bank: pinned=" in text
 
@@ -201,9 +201,7 @@ def test_a_limit_that_code_changed_is_told_apart_from_an_operators(pgqueue, queu
 
     lines = pgqueue("log").out.splitlines()
 
-    assert lines[1].endswith(
-        "to 7 a second (burst 1), was 5 a second (burst 1), as the code of a worker says"
-    )
+    assert lines[1].endswith("to 7/s (burst 1), was 5/s (burst 1), as the code of a worker says")
     assert len(lines) == 3
 
 
@@ -231,8 +229,7 @@ def test_the_batches_of_one_run_are_one_entry(queue, monkeypatch):
 
 
 def test_the_log_can_be_narrowed(pgqueue, queue, said):
-    pgqueue("queues", "pause", "mail")
-    pgqueue("queues", "pause", "other")
+    pgqueue("queues", "pause", "mail", "other", "--force")
     pgqueue("limits", "set", "api", "5/s")
     queue.connection.execute("UPDATE pgqueue.audit_log SET at = at - interval '1 h' WHERE subject = 'other'")
 
@@ -252,7 +249,7 @@ def test_without_being_told_the_program_says_its_account_and_machine(pgqueue, qu
     monkeypatch.delenv("PGQUEUE_ACTOR")
     monkeypatch.setenv("SUDO_USER", "ann")
 
-    pgqueue("queues", "pause", "mail")
+    pgqueue("queues", "pause", "mail", "--force")
 
     [entry] = pgqueue("log", "--json").json
     assert entry["actor"].startswith("ann@")
@@ -296,3 +293,24 @@ def test_what_was_done_long_ago_is_forgotten(queue):
     assert queue.one("SELECT subject FROM pgqueue.audit_log") == "b"
     # Nor does anybody get rid of what he has just done.
     assert queue.one("SELECT pgqueue.prune_audit_log(0)") == 0
+
+
+def test_a_rate_is_written_as_it_is_set(pgqueue, queue):
+    for rate in ("1/min", "none", "1/d"):
+        pgqueue("limits", "set", "api", rate)
+
+    told = [row.partition(") ")[2] for row in pgqueue("log").rows]
+
+    assert told == [
+        "set rate limit api to 1/d (burst 1), was none",
+        "set rate limit api to none, was 1/min (burst 1)",
+        "set rate limit api to 1/min (burst 1)",
+    ]
+
+
+def test_an_action_that_nobody_took_is_not_said_to_be_none_at_all(pgqueue, queue):
+    pgqueue("queues", "pause", "default")
+
+    ended = pgqueue("log", "--action", "queue.pausee")
+
+    assert (ended.code, ended.out, ended.err) == (0, "", "no entry matches\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,7 +16,7 @@ import click
 import psycopg
 import pytest
 
-from pgqueue import __version__, cli
+from pgqueue import __version__, cli, migrate
 from pgqueue.cli import main
 from tests.support import run_pgqueue, start_pgqueue, wait_until
 
@@ -101,6 +102,20 @@ def test_a_database_that_is_not_there_is_75_and_its_password_is_not_told(pgqueue
     assert SECRET not in ended.err
 
 
+def test_a_database_that_the_environment_of_libpq_names_is_named(pgqueue, monkeypatch):
+    monkeypatch.delenv("PGQUEUE_DSN")
+    monkeypatch.setenv("PGDATABASE", "shop")
+    monkeypatch.setenv("PGHOST", "/nosuch")
+    by_socket = pgqueue("jobs", "list")
+    monkeypatch.setenv("PGHOST", "127.0.0.1")
+    monkeypatch.setenv("PGPORT", "1")
+    by_network = pgqueue("jobs", "list")
+
+    assert (by_socket.code, by_network.code) == (75, 75)
+    assert by_socket.err.startswith("pgqueue: cannot connect to /nosuch/shop: No such file")
+    assert by_network.err.startswith("pgqueue: cannot connect to 127.0.0.1:1/shop: ")
+
+
 def test_a_dsn_that_cannot_be_read_is_not_quoted(pgqueue):
     ended = pgqueue("jobs", "list", "--dsn", f"postgresql:/someone:{SECRET}@host/jobs")
 
@@ -138,6 +153,48 @@ def test_the_schema_can_come_from_the_environment(pgqueue, monkeypatch):
     monkeypatch.setenv("PGQUEUE_SCHEMA", "other")
 
     assert "no schema 'other'" in pgqueue("jobs", "list").err
+
+
+def test_what_is_suggested_acts_on_the_schema_that_was_asked_about(pgqueue, queue):
+    migrate.upgrade(queue.dsn, "staging")
+    queue.connection.execute(
+        "INSERT INTO staging.jobs (task, state, run_at) "
+        "VALUES ('send', 'scheduled', now() + interval '1 h'), ('send', 'ready', now())"
+    )
+    queue.connection.execute("SELECT staging.pause_queues(ARRAY['default'])")
+    queue.connection.execute("INSERT INTO staging.breakers (name) VALUES ('bank')")
+    queue.connection.execute("SELECT staging.limit_queue('default', 0)")
+    queue.connection.execute(
+        "INSERT INTO staging.processed_jobs (idempotency_key, job_name, status, job_id)"
+        " VALUES ('mail:1', 'mail', 'IN_PROGRESS', 12)"
+    )
+    queue.connection.execute("DROP FUNCTION staging.prune_processed")
+
+    told = [
+        pgqueue("--schema", "staging", *words)
+        for words in (
+            ("jobs", "why", 1),
+            ("jobs", "why", 2),
+            ("breakers", "open", "bank"),
+            ("locks",),
+            ("roles",),
+            ("doctor",),
+            ("jobs", "retry", 1, 2),
+            ("jobs", "cancel", 1),
+        )
+    ]
+
+    text = "\n".join(ended.out + ended.err for ended in told)
+    names = "|".join(name for section in cli.SECTIONS.values() for name in section)
+    commands = re.findall(rf"pgqueue (?:{names})\b(?!;).*", text)
+    assert len(commands) >= 10
+    assert [command for command in commands if "--schema staging" not in command] == []
+    assert "pgqueue jobs retry --schema staging 1\n" in text
+    assert "pgqueue queues resume --schema staging default\n" in text
+    assert "pgqueue queues limit --schema staging default none\n" in text
+    assert "pgqueue breakers close --schema staging bank\n" in text
+    assert 'pgqueue roles --sql --schema staging | psql "$PGQUEUE_DSN"\n' in text
+    assert "&& pgqueue migrate --schema staging\n" in text
 
 
 def test_database_and_schema_can_stand_before_the_command_and_count_less_there(

@@ -119,6 +119,28 @@ def test_the_next_ticks_of_one_are_shown_although_it_is_paused(pgqueue, declared
     assert [row.split()[:1] for row in ended.rows] == [["nightly"], ["nightly"]]
 
 
+def test_the_next_ticks_are_shown_beside_schedules_that_cannot_be_read(pgqueue, queue, declared):
+    queue.connection.execute(
+        "INSERT INTO pgqueue.schedules (name, cron, timezone, task) VALUES "
+        "('bad', 'nonsense', 'UTC', 'send'), ('martian', '@daily', 'Mars', 'send')"
+    )
+
+    every = pgqueue("schedules", "next", 3)
+    document = pgqueue("schedules", "next", 3, "--json")
+    only = pgqueue("schedules", "next", 3, "bad")
+
+    assert [row.split()[0] for row in every.rows] == [declared] * 3
+    assert [each["schedule"] for each in document.json] == [declared] * 3
+    for ended in (every, document):
+        bad, martian = ended.err.splitlines()
+        assert bad.startswith("bad never fires: cron 'nonsense' has 1 field")
+        assert martian.startswith("martian never fires: ")
+        assert "'Mars'" in martian
+    assert (only.code, only.out) == (2, "")
+    assert only.err.startswith("bad never fires: cron 'nonsense' has 1 field")
+    assert only.err.count("\n") == 1
+
+
 def test_a_change_of_clocks_is_noted(pgqueue):
     ended = pgqueue("schedules", "next", 14, "--cron", "0 0 12 1 * *", "--timezone", "Europe/Berlin")
 
@@ -238,8 +260,10 @@ def test_without_the_package_commands_say_what_to_install_and_the_rest_works(pgq
 
     added = pgqueue("schedules", "add", "a", "@daily", "send")
     listed = pgqueue("schedules", "list")
+    ticks = pgqueue("schedules", "next", 1)
 
-    assert (added.code, listed.code) == (2, 0)
+    assert (added.code, listed.code, ticks.code) == (2, 0, 2)
+    assert ticks.err.startswith("pgqueue: schedules need the package cronsim: ")
     assert "pip install 'pgqueue-jobs[cron]'" in added.err
     assert pgqueue("schedules", "pause", declared).code == 0
     assert pgqueue("schedules", "run-now", declared).code == 0

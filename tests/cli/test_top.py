@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import pty
 import re
@@ -46,6 +47,16 @@ def test_one_look_shows_queues_workers_and_what_runs_the_longest_first(pgqueue, 
         f"{first} 0 s in 5 min mail send 1/5 web-1 (42)",
     ]
     assert "\x1b" not in ended.out
+
+
+def test_each_of_several_looks_is_a_document_on_a_line_of_its_own(pgqueue, queue):
+    queue.enqueue(queue="two\nlines\u2028")
+
+    ended = pgqueue("top", "--json", "--count", 2, "--every", "0.1s")
+
+    first, second = (json.loads(line) for line in ended.out.splitlines())
+    assert first["queues"][0]["queue"] == second["queues"][0]["queue"] == "two\nlines\u2028"
+    assert first["flow"]["at"] < second["flow"]["at"]
 
 
 def test_an_empty_queue_is_said_to_be_empty(pgqueue):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shlex
 import socket
@@ -17,6 +18,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgqueue import diagnosis, embedded, migrate
 from pgqueue.diagnosis import Thresholds
+from pgqueue.shell import write_psql
 from tests.cli.conftest import WORKER
 from tests.outages.support import make_standby
 from tests.support import ROOT, make_database, open_folder, run_pgqueue, start_pgqueue, wait_until
@@ -327,11 +329,20 @@ FAULTS = [
     Fault("superuser", superuser_worker, "warning"),
     Fault("wraparound", sql("SELECT 1"), "critical", {"transaction_age": 0.0}),
     Fault("notifications", sql("SELECT 1"), "critical", {"notifications": 0.0}),
-    Fault("schema_new", sql("UPDATE pgqueue.alembic_version SET version_num = '0000'"), "warning"),
+    Fault("schema_new", sql("UPDATE pgqueue.alembic_version SET version_num = '0000'"), "critical"),
     Fault(
         "functions_differ",
         sql("UPDATE pgqueue.definitions SET checksum = 'x' WHERE object LIKE '%%ring(%%'"),
-        "warning",
+        "critical",
+        says="workers refuse to start",
+    ),
+    Fault("table_missing", sql("DROP TABLE pgqueue.schedule_runs"), "critical", says="pgqueue.schedule_runs"),
+    Fault("view_missing", sql("DROP VIEW pgqueue.job_counts"), "critical", says="pgqueue.job_counts"),
+    Fault(
+        "schema_damaged",
+        sql("ALTER TABLE pgqueue.schedules RENAME COLUMN next_tick TO tick"),
+        "critical",
+        says="next_tick",
     ),
     Fault(
         "function_missing", sql("DROP FUNCTION pgqueue.prune_processed"), "critical", says="prune_processed"
@@ -403,6 +414,12 @@ FAULTS = [
         ),
         "critical",
         says="nightly",
+    ),
+    Fault(
+        "schedule_unreadable",
+        sql("INSERT INTO pgqueue.schedules (name, cron, task) VALUES ('nightly', 'nonsense', 'send')"),
+        "critical",
+        says="the schedule 'nightly' never fires: cron 'nonsense' has 1 field",
     ),
     Fault("task_unknown", unknown_task, "critical", says="mial"),
     Fault(
@@ -518,7 +535,56 @@ def test_a_standby_is_found(new_node):
     assert f"job {job_id} (send) is ready: this server is a standby" in asked.stdout
 
 
+def test_a_prepared_transaction_is_named_so_that_no_shell_and_no_sql_executes_its_name(patient):
+    patient.connection.execute("BEGIN; SELECT pgqueue.enqueue('send')")
+    patient.connection.execute("PREPARE TRANSACTION 'it''s; $(touch x)'")
+
+    try:
+        [finding] = patient.findings(snapshot_seconds=0).values()
+    finally:
+        patient.connection.execute("ROLLBACK PREPARED 'it''s; $(touch x)'")
+
+    assert finding.next == [write_psql("ROLLBACK PREPARED 'it''s; $(touch x)'")]
+    assert patient.codes(snapshot_seconds=0) == []
+
+
+def test_a_pooler_past_which_a_way_leads_is_no_fault(patient, monkeypatch):
+    monkeypatch.setenv("PGQUEUE_LISTEN_DSN", patient.dsn)
+    with proxy(patient.dsn, changes_pid=True) as dsn:
+        patient.dsn = dsn
+
+        assert patient.codes() == []
+
+
+def test_of_a_pooler_it_is_said_how_to_lead_one_session_past_it(patient):
+    with proxy(patient.dsn, changes_pid=True) as dsn:
+        patient.dsn = dsn
+        [finding] = patient.findings().values()
+
+    assert finding.next == ["export PGQUEUE_LISTEN_DSN='host=the-server-itself ...'   # for pgqueue worker"]
+
+
 # How it is told.
+
+
+def test_of_schedules_without_a_tick_only_those_that_cannot_be_read_are_a_fault(patient):
+    patient.connection.execute(
+        "INSERT INTO pgqueue.schedules (name, cron, timezone, task, is_paused) VALUES "
+        "('new', '@daily', 'UTC', 'send', false), ('off', 'nonsense', 'UTC', 'send', true), "
+        "('martian', '@daily', 'Mars', 'send', false), ('never', '0 0 30 2 *', 'UTC', 'send', false)"
+    )
+    patient.connection.execute(
+        "INSERT INTO pgqueue.schedules (name, cron, task, source, app, seen_at) "
+        "VALUES ('gone', 'nonsense', 'send', 'code', 'shop', clock_timestamp() - interval '9 days')"
+    )
+
+    found = diagnosis.examine(patient.connection).findings
+
+    assert {finding.code for finding in found} == {"schedule_unreadable"}
+    assert [finding.sentence.split(" never fires: ")[0] for finding in found] == [
+        "the schedule 'martian'",
+        "the schedule 'never'",
+    ]
 
 
 def test_when_all_workers_are_gone_one_line_says_so_for_all_queues(patient):
@@ -592,13 +658,77 @@ def test_a_question_that_may_not_be_asked_keeps_none_of_the_others(patient):
 
     ended = run_pgqueue("doctor", dsn=patient.dsn)
 
+    assert ended.returncode == 1
     assert "not examined: work: permission denied for table schedules" in ended.stderr
     assert "different versions" in ended.stdout
 
 
-def test_a_database_without_a_schema_is_an_error_of_one_line(production):
+@contextlib.contextmanager
+def login(patient: Patient, *grants: str) -> Iterator[str]:
+    """Give the DSN of a role that has these rights in the patient's database and no others."""
+    patient.admin.execute("CREATE ROLE shop LOGIN")
+    for grant in grants:
+        patient.admin.execute(f"{grant} TO shop")
+    try:
+        yield make_conninfo(patient.dsn, user="shop")
+    finally:
+        patient.admin.execute("DROP OWNED BY shop")
+        patient.admin.execute("DROP ROLE shop")
+
+
+def test_a_role_that_may_not_look_is_not_told_that_all_is_well(patient):
+    with login(patient, "GRANT USAGE ON SCHEMA pgqueue") as dsn:
+        told, listed = run_pgqueue("doctor", dsn=dsn), run_pgqueue("doctor", "--json", dsn=dsn)
+
+    assert (told.returncode, told.stdout, listed.returncode) == (1, "", 1)
+    assert "not examined: work: permission denied for table " in told.stderr
+    document = json.loads(listed.stdout)
+    assert (document["findings"], document["checks"]) == ([], 18)
+    assert 0 < document["examined"] < 18
+    refused = [line for line in document["unanswered"] if "pg_read_all_stats" not in line]
+    assert document["examined"] == 18 - len(refused)
+    assert told.stderr.endswith(f"nothing found ({document['examined']} of 18 checks)\n")
+
+
+def test_a_database_without_a_schema_is_critical(production):
     with make_database(production.dsn("postgres")) as dsn:
         ended = run_pgqueue("doctor", dsn=dsn)
 
-    assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr == "pgqueue: the database has no schema 'pgqueue'; run: pgqueue migrate\n"
+    assert ended.returncode == 3
+    assert ended.stdout == "critical: the database has no schema 'pgqueue'\n  pgqueue migrate\n"
+    assert ended.stderr == "not examined: the schema, sessions, work: there is no schema\n"
+
+
+def test_functions_of_a_newer_pgqueue_are_no_fault(patient):
+    patient.connection.execute(
+        "UPDATE pgqueue.definitions SET checksum = 'x', version = '99.0' WHERE object ~ 'promote'"
+    )
+
+    assert patient.codes() == []
+
+
+def test_a_table_that_is_gone_keeps_no_other_question_from_being_asked(patient):
+    patient.connection.execute("DROP TABLE pgqueue.schedules CASCADE")
+    mixed_versions(patient, contextlib.ExitStack())
+
+    ended = run_pgqueue("doctor", dsn=patient.dsn)
+
+    assert ended.returncode == 3
+    assert ended.stdout.startswith("critical: tables are missing: pgqueue.schedules")
+    assert "different versions" in ended.stdout
+    assert "not examined: work: " in ended.stderr
+
+
+@pytest.mark.parametrize("plant", ["newer schema", "older functions"])
+def test_what_a_worker_refuses_to_start_with_is_critical_for_all_who_are_asked(patient, plant):
+    if plant == "newer schema":
+        patient.connection.execute("UPDATE pgqueue.alembic_version SET version_num = '9999'")
+    else:
+        patient.connection.execute("UPDATE pgqueue.definitions SET checksum = 'x', version = '0.0.1'")
+
+    codes = [
+        run_pgqueue(*words, dsn=patient.dsn).returncode
+        for words in (("doctor",), ("health",), ("migrate", "--check"))
+    ]
+
+    assert codes == [3, 3, 3]

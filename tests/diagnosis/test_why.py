@@ -112,17 +112,32 @@ def test_a_rate_limit_says_how_many_wait_before_and_when_the_next_token_comes(se
 
     assert causes(job_id) == ["rate_limited"]
     first = said(job_id)[0]
-    assert "it waits behind 1 job for its rate limit 'task:send' of 0.01 a second" in first
+    assert "it waits behind 1 job for its rate limit 'task:send' of 36/h" in first
     assert "whose next token comes 2" in first
+    assert said(job_id)[-1] == "  pgqueue limits set task:send 72/h"
 
 
-def test_the_rate_of_a_whole_queue_is_a_cause_too(served, causes):
+@pytest.mark.parametrize("rate", ["1/d", "1/min", "1/100d", "7/11d"])
+def test_the_rate_that_it_suggests_can_be_set(served, said, pgqueue, rate):
+    pgqueue("limits", "set", "task:send", rate)
+    served.enqueue()
+    job_id = served.enqueue()
+    served.claim()
+
+    command = said(job_id)[-1].split()
+
+    assert command[:4] == ["pgqueue", "limits", "set", "task:send"]
+    assert pgqueue(*command[1:]).code == 0
+
+
+def test_the_rate_of_a_whole_queue_is_a_cause_too(served, causes, said):
     served.connection.execute("SELECT pgqueue.rate_set('queue:default', 0.01)")
     served.enqueue()
     job_id = served.enqueue()
     served.claim(), served.claim()
 
     assert causes(job_id) == ["queue_rate_limited"]
+    assert "the queue 'default' starts 36/h at most, the next one 2" in said(job_id)[0]
 
 
 @pytest.mark.parametrize(
@@ -191,7 +206,7 @@ def test_a_locked_row_names_the_session_that_holds_it(served, causes, said, conn
     first, command = said(job_id)
     assert f"by the transaction of pid {other.info.backend_pid} (batch report as " in first
     assert "idle in transaction" in first
-    assert command == f'  psql "$PGQUEUE_DSN" -c "SELECT pg_terminate_backend({other.info.backend_pid})"'
+    assert command == f"  psql \"$PGQUEUE_DSN\" -c 'SELECT pg_terminate_backend({other.info.backend_pid})'"
 
 
 def test_another_job_at_work_on_the_same_effect_is_a_cause(served, causes, said):
@@ -217,7 +232,7 @@ def test_no_worker_at_all_says_when_one_was_seen_last(queue, causes, said):
     assert causes(job_id) == ["no_worker"]
     assert never.endswith("no live worker serves the queue 'default'; none has been seen for a day")
     assert said(job_id)[0].endswith("; the last one, on web-1, was seen 3 min ago")
-    assert said(job_id)[1] == "  pgqueue worker --app MODULE:APP -q default"
+    assert said(job_id)[1] == "  pgqueue worker --app MODULE:APP --queue default"
 
 
 def test_workers_of_other_queues_do_not_count(served, causes, said):
@@ -372,4 +387,14 @@ def test_names_are_quoted_for_the_shell_and_harmless_for_the_terminal(queue, sai
     lines = said(job_id)
 
     assert all(line.isprintable() for line in lines)
-    assert "-q 'a b" in lines[1]
+    assert lines[1].endswith(r" --queue $'a b\x1b[31m'")
+
+
+def test_a_queue_that_looks_like_an_option_is_not_taken_for_one(served, said):
+    job_id = served.enqueue(queue="-x")
+    served.connection.execute("SELECT pgqueue.pause_queues(ARRAY['-x'])")
+
+    lines = said(job_id)
+
+    assert lines[1] == "  pgqueue queues resume -- -x"
+    assert "  pgqueue worker --app MODULE:APP --queue=-x" in lines

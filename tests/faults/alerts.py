@@ -65,7 +65,7 @@ class WatchedCampaign(Campaign):
             exporter(self._arena.dsn(DBNAME), folder, READ_SECONDS) as port,
             prometheus(folder, is_hurried=False, exporter=port, **self._targets()) as made,
         ):
-            self._exporter, self._watcher = port, made
+            self._watcher = made
             return super().run(seconds)
 
     def _targets(self) -> dict[str, int]:
@@ -89,8 +89,12 @@ class WatchedCampaign(Campaign):
         alarms = Verdict("P2", "alerts in time")
         folder = self._arena.temporary / "prometheus" / "after"
         folder.mkdir()
-        # A fresh one: the old one remembers the faults for ten minutes.
-        with prometheus(folder, is_hurried=False, exporter=self._exporter, **self._targets()) as made:
+        # Fresh ones: the old ones remember the faults, and who died, for ten minutes.
+        db.connection.execute("DELETE FROM pgqueue.dead_jobs")
+        with (
+            exporter(self._arena.dsn(DBNAME), folder, READ_SECONDS) as port,
+            prometheus(folder, is_hurried=False, exporter=port, **self._targets()) as made,
+        ):
             self._trouble(db, made, alarms)
         return [*verdicts, scrapes, alarms]
 
@@ -101,7 +105,6 @@ class WatchedCampaign(Campaign):
         until(lambda: all(worker.has_started for worker in self._workers), 60)
         # Else it sees its own sessions only, and the snapshot is somebody else's.
         db.connection.execute(f"GRANT pg_read_all_stats TO {ROLE}")
-        db.connection.execute("DELETE FROM pgqueue.dead_jobs")
         db.connection.execute("INSERT INTO pgqueue.breakers (name) VALUES ('bank')")
         verdict.demand(
             until(lambda: len(made.query("up == 1")) == len(self._ports) + 1, 60), "not all are scraped"

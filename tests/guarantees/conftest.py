@@ -21,6 +21,9 @@ NEEDS_SESSIONS = {
     "test_an_attempt_that_ends_while_a_heartbeat_moves_its_row_is_not_lost": _BY_PROCESS,
     "test_a_statement_that_locks_and_changes_by_place_at_once_would_lose_it": _BY_PROCESS,
     "test_unblocking_outlasts_a_claim_that_holds_the_row_by_accident": _BY_PROCESS,
+    "test_a_job_that_was_parked_while_its_key_was_being_freed_is_woken": _BY_PROCESS,
+    "test_a_pattern_takes_along_what_a_claim_is_just_making_of_it": _BY_PROCESS,
+    "test_a_batch_that_replaces_jobs_locks_them_in_order_of_id_like_everybody": _BY_PROCESS,
 }
 
 

@@ -55,6 +55,13 @@ def at_once(*functions: Callable[[], Any]) -> list[Any]:
         return list(pool.map(run, functions))
 
 
+def waits_for_a_lock(watcher: Session, session: Session) -> bool:
+    return watcher.one(
+        "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s",
+        session.connection.info.backend_pid,
+    )
+
+
 class Crowd:
     """Clients that each do one thing over and over until they are stopped, and count what happens to them.
 

@@ -313,12 +313,13 @@ def stop_when_cancelled(session, attempt):
     session.fail(attempt)
 
 
-def lose_the_lease(session, attempt):
+def lose_the_lease_once_more(session, attempt):
+    session.rows("UPDATE pgqueue.jobs SET crashes = 1 WHERE id = %s", attempt.job_id)
     session.expire(attempt)
     session.call("reap")
 
 
-ENDS = [succeed, retry_later, die, snooze, stop_when_cancelled, lose_the_lease]
+ENDS = [succeed, retry_later, die, snooze, stop_when_cancelled, lose_the_lease_once_more]
 
 
 @pytest.mark.parametrize("end", ENDS)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.guarantees.support import Crowd
+from tests.guarantees.support import Crowd, waits_for_a_lock
 from tests.sql.support import Attempt, Session
 from tests.support import wait_until
 
@@ -108,6 +108,21 @@ def test_a_batch_that_replaces_jobs_of_many_keys_takes_the_locks_of_the_keys_in_
 
         assert taken == []
         assert [outcome for _, outcome in replaced.result(30)] == ["replaced"] * 3
+
+
+def test_a_batch_that_replaces_jobs_locks_them_in_order_of_id_like_everybody(session, open_session):
+    first, second = (session.enqueue(unique_key=key, delay_seconds=3600) for key in "ba")
+    holder, enqueuer = open_session(autocommit=False), open_session()
+    holder.rows("SELECT FROM pgqueue.jobs WHERE id = %s FOR UPDATE", first)
+    with ThreadPoolExecutor(1) as pool:
+        batch = [{"task": "t", "unique_key": key, "on_conflict": "replace"} for key in "ab"]
+        replaced = pool.submit(enqueuer.enqueue_many, *batch)
+        wait_until(lambda: waits_for_a_lock(session, enqueuer), 30)
+
+        assert holder.one("SELECT id FROM pgqueue.jobs WHERE id = %s FOR UPDATE NOWAIT", second) == second
+
+        holder.connection.rollback()
+        assert replaced.result(30) == [(second, "replaced"), (first, "replaced")]
 
 
 @pytest.fixture

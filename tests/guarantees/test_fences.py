@@ -7,6 +7,7 @@ import uuid
 
 import pytest
 
+from tests.guarantees.support import waits_for_a_lock
 from tests.sql.support import Attempt, Session
 from tests.support import wait_until
 
@@ -81,20 +82,13 @@ def test_a_token_is_good_for_its_own_job_only(session, end):
 
 def test_of_a_mixed_batch_only_what_is_ours_is_written(session):
     lost = lose(session, "reaped")
-    session.enqueue()
-    (held,) = session.claim()
+    session.enqueue("other", queue="other")
+    (held,) = session.claim("other")
 
     completed = session.complete(lost, held)
 
     assert completed == [held.job_id]
-    assert session.state(lost.job_id) == "scheduled"
-
-
-def waits_for_a_lock(watcher: Session, session: Session) -> bool:
-    return watcher.one(
-        "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s",
-        session.connection.info.backend_pid,
-    )
+    assert session.state(lost.job_id) == "ready"
 
 
 @pytest.mark.parametrize("end", ["complete", "fail", "release", "crash"])
@@ -195,3 +189,30 @@ def test_the_sweep_goes_round_all_keys_a_few_at_a_time(session):
         seen.append((woken, after))
 
     assert seen == [(2, "k2"), (2, "k4"), (1, None)]
+
+
+@pytest.mark.parametrize("end", ["complete", "fail", "cancel"])
+def test_a_job_that_was_parked_while_its_key_was_being_freed_is_woken(session, open_session, end):
+    session.enqueue(concurrency_key="k")
+    (attempt,) = session.claim()
+    if end == "cancel":  # of a ready job, on which the blocked ones of its key rely
+        session.complete(attempt)
+        attempt = Attempt(session.enqueue(concurrency_key="k"), uuid.uuid4())
+        session.rows("UPDATE pgqueue.jobs SET state = 'ready'")
+    holder, ender = open_session(autocommit=False), open_session()
+    holder.rows("SELECT FROM pgqueue.jobs WHERE id = %s FOR UPDATE", attempt.job_id)
+    ending = threading.Thread(
+        target=lambda: ender.cancel(attempt.job_id) if end == "cancel" else END[end](ender, attempt)
+    )
+    ending.start()
+    wait_until(lambda: waits_for_a_lock(session, ender))
+    parked = session.enqueue(concurrency_key="k")
+    if end == "cancel":
+        session.rows("UPDATE pgqueue.jobs SET state = 'blocked' WHERE id = %s", parked)
+    else:
+        assert session.claim() == []
+
+    holder.connection.rollback()
+    ending.join()
+
+    assert session.state(parked) == "ready"

@@ -58,6 +58,36 @@ def test_a_day_is_a_day_of_utc_whatever_the_session_thinks(session):
     assert session.one("SELECT count(*) FROM pgqueue.finished_jobs_20310101") == 2
 
 
+def test_a_day_is_the_same_day_however_the_session_writes_dates(session):
+    session.rows("SET timezone = 'Asia/Kolkata'")
+    session.rows("SET datestyle = 'SQL, DMY'")
+    session.call("make_partitions", days=0, first_day="01/02/2031")
+
+    finish(session, "'01/02/2031 00:00:00 UTC'")
+    finish(session, "'01/02/2031 23:59:59.999 UTC'")
+
+    assert session.one("SELECT count(*) FROM pgqueue.finished_jobs_20310201") == 2
+
+
+def test_a_job_can_be_cancelled_and_reaped_though_nobody_has_made_a_day_for_weeks(session):
+    waiting, running = session.enqueue(), session.enqueue(priority=0)
+    session.rows("UPDATE pgqueue.jobs SET priority = 1 WHERE id = %s", waiting)
+    (attempt,) = session.claim(max_jobs=1)
+    session.cancel(running)
+    session.expire(attempt)
+    for day in days(session):
+        session.rows(f"DROP TABLE pgqueue.{day}")
+
+    assert session.cancel(waiting) == {waiting: "cancelled"}
+    assert [(row.job_id, row.state) for row in session.call("reap")] == [(running, "cancelled")]
+
+
+def test_no_retention_drops_the_day_that_is_being_written(session):
+    (day, *_) = days(session)
+
+    assert session.call("drop_partition", name=day, retention=timedelta(days=-100)) == [(False,)]
+
+
 def test_days_made_by_many_at_once_are_made_once(session, dsn, open_session):
     makers = [open_session(dsn) for _ in range(8)]
 

@@ -61,7 +61,9 @@ def crash(session: Session, cast: Cast) -> dict[int, str]:
 
 
 def reap(session: Session, _cast: Cast) -> dict[int, str]:
-    return {row.job_id: row.state for row in session.call("reap", base_seconds=0)}
+    return {
+        row.job_id: row.state for row in session.call("reap", base_seconds=0, deadline_grace_seconds=3600)
+    }
 
 
 def cancel(session: Session, cast: Cast) -> dict[int, str]:
@@ -118,6 +120,13 @@ def one_of_each(session: Session) -> Cast:
     return Cast((Attempt(held.job_id, held.token),), (runs, ready, due), (dead,))
 
 
+def one_overdue(session: Session) -> Cast:
+    """As `one_of_each`, but the one that runs is past its deadline, and its owner has a grace to stop it."""
+    cast = one_of_each(session)
+    session.overrun(*cast.held, seconds=1)
+    return cast
+
+
 def one_key(session: Session) -> Cast:
     """A key that lets one run: it runs and its lease is over; others are blocked, due and dead."""
     key = {"concurrency_key": "k"}
@@ -167,6 +176,15 @@ def stage(postgres, postgresql_noproc):
 
 def failures(plays) -> list[str]:
     return [f"{play}: {'; '.join(play.violations)}" for play in plays if play.violations]
+
+
+@pytest.mark.parametrize("second", CALLS)
+def test_the_owner_of_an_overdue_job_and_anybody_else_are_safe_in_every_order(stage, second):
+    stage.set_scene(one_overdue)
+
+    plays = list(stage.every_order(alone(CALLS["heartbeat"]), alone(CALLS[second])))
+
+    assert failures(plays) == []
 
 
 @pytest.mark.parametrize("first", CALLS)
@@ -322,7 +340,7 @@ MUTANTS = {
     ),
     "reaps rows that are not locked": Mutant(
         "reap", UNLOCKED,
-        one_of_each, (("reap",), ("complete",)), "reap said [(1, 'scheduled')], but did []",
+        one_of_each, (("reap",), ("complete",)), "reap said [(1, 'ready')], but did []",
     ),
     "reaps what it saw before": Mutant(
         "reap", (*UNLOCKED, ("PERFORM settle(verdicts);", LOOKS_ONCE)),

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 
 import psycopg
 import pytest
@@ -165,6 +166,19 @@ def test_a_pause_ends_by_itself_when_its_time_has_come(session):
     assert len(session.claim()) == 1
 
 
+@pytest.mark.parametrize(
+    "end", [{"seconds": 0}, {"seconds": -1}, {"until": datetime(2020, 1, 1, tzinfo=UTC)}]
+)
+@pytest.mark.parametrize("names", [["default"], None, []])
+def test_a_pause_whose_end_does_not_lie_ahead_is_refused(session, names, end):
+    session.enqueue()
+
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match=r"a pause .* would be over"):
+        session.call("pause_queues", names=names, **end)
+
+    assert session.rows("SELECT name FROM pgqueue.queues") == []
+
+
 def test_pausing_again_says_how_long_from_now_on(session):
     session.call("pause_queues", names=["default"], seconds=1, reason="short")
 
@@ -187,6 +201,79 @@ def test_all_known_queues_can_be_paused_at_once(session):
 
     assert paused == ["default", "of a task", "of a worker", "with jobs", "with settings"]
     assert session.claim("with jobs") == []
+
+
+def paused(session):
+    return session.rows("SELECT name, paused_until, reason FROM pgqueue.queues WHERE is_paused ORDER BY name")
+
+
+def test_pausing_everything_leaves_what_is_paused_already_as_it_is(session):
+    for name in ("mail", "web", "over"):
+        session.enqueue(queue=name)
+    session.call("pause_queues", names=["mail"], seconds=28_800, reason="provider is down")
+    session.call("pause_queues", names=["over"], seconds=3600, reason="was short")
+    session.rows("UPDATE pgqueue.queues SET paused_until = clock_timestamp() WHERE name = 'over'")
+    (mail,) = [row for row in paused(session) if row[0] == "mail"]
+
+    answer = session.call("pause_queues", reason="runaway")
+
+    assert answer == [("over",), ("web",)]
+    assert paused(session) == [mail, ("over", None, "runaway"), ("web", None, "runaway")]
+
+
+def test_resuming_everything_for_a_reason_leaves_other_pauses_alone(session):
+    session.call("pause_queues", names=["mail"], seconds=28_800, reason="provider is down")
+    session.call("pause_queues", names=["silent"])
+    session.call("pause_queues", names=["a", "b"], reason="runaway")
+
+    for_a_reason = session.call("resume_queues", reason="runaway")
+    without_one = session.call("resume_queues", reason="")
+
+    assert (for_a_reason, without_one) == ([("a",), ("b",)], [("silent",)])
+    assert [(name, reason) for name, _, reason in paused(session)] == [("mail", "provider is down")]
+
+
+def test_resuming_by_name_for_a_reason_makes_no_row_for_what_has_another_one(session):
+    session.call("pause_queues", names=["mail"], reason="provider is down")
+
+    assert session.call("resume_queues", names=["mail", "nosuch"], reason="runaway") == []
+    assert session.rows("SELECT name, is_paused FROM pgqueue.queues") == [("mail", True)]
+
+
+def test_a_pause_that_is_over_is_not_resumed_with_the_others(session):
+    session.call("pause_queues", names=["mail"], seconds=3600)
+    session.rows("UPDATE pgqueue.queues SET paused_until = clock_timestamp()")
+
+    assert session.call("resume_queues", max_running=1) == []
+    assert session.one("SELECT max_running FROM pgqueue.queues") is None
+
+
+def test_resuming_everything_with_slots_keeps_the_ceilings_that_there_are(session):
+    session.call("limit_queue", name="reports", max_running=3)
+    session.call("limit_queue", name="stopped", max_running=0)
+    session.call("pause_queues", names=["mail", "reports", "stopped"])
+
+    session.call("resume_queues", max_running=1)
+    kept = session.rows("SELECT name, max_running FROM pgqueue.queues ORDER BY name")
+    session.call("resume_queues", names=["reports"], max_running=1)
+
+    assert kept == [("mail", 1), ("reports", 3), ("stopped", 0)]
+    assert session.one("SELECT max_running FROM pgqueue.queues WHERE name = 'reports'") == 1
+
+
+def test_a_pause_for_another_reason_that_came_meanwhile_is_not_resumed(session, open_session):
+    session.call("pause_queues", names=["mail"], reason="runaway")
+    first, second = open_session(autocommit=False), open_session()
+    first.call("pause_queues", names=["mail"], reason="provider is down")
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(second.call, "resume_queues", reason="runaway")
+        wait_until(lambda: session.one("SELECT count(*) FROM pg_locks WHERE NOT granted"))
+        first.connection.commit()
+        resumed = waiting.result(10)
+
+    assert resumed == []
+    assert paused(session) == [("mail", None, "provider is down")]
 
 
 def test_resuming_with_slots_sets_the_ceiling_in_the_same_act(session):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import psycopg
 import pytest
 
-from tests.guarantees.support import at_once, most_in_any
+from tests.guarantees.support import at_once, most_in_any, waits_for_a_lock
 from tests.sql.support import Session
 from tests.support import wait_until
 
@@ -42,6 +44,62 @@ def taken(session: Session, name: str) -> int:
 
 
 # The limit of a task, or of a key.
+
+
+def test_who_waits_in_line_and_who_is_ready_share_the_slots_of_their_key(session):
+    limit(session, "task:limited", tokens_per_second=1)
+    session.enqueue("limited")
+    waiting = session.enqueue("limited", concurrency_key="k")
+    session.claim()
+    session.claim()
+    ready = session.enqueue("free", concurrency_key="k")
+    let_pass(session, 1)
+
+    claimed = session.claim()
+    session.complete(*claimed)
+
+    assert ids(claimed) == [waiting]
+    assert ids(session.claim()) == [ready]
+
+
+@pytest.mark.parametrize("what", ["changed", "removed"])
+def test_a_pattern_takes_along_what_a_claim_is_just_making_of_it(session, open_session, what):
+    limit(session, "key:*", tokens_per_second=100, burst=100)
+    session.rows("INSERT INTO pgqueue.tasks (name, rate_key) VALUES ('t', 'key:{a}')")
+    session.enqueue(args={"a": "x"})
+    claimer, operator = open_session(autocommit=False), open_session()
+    claimer.claim()
+    with ThreadPoolExecutor(1) as pool:
+        if what == "changed":
+            done = pool.submit(operator.call, "rate_set", name="key:*", tokens_per_second=SLOW, burst=1)
+        else:
+            done = pool.submit(operator.call, "rate_remove", name="key:*")
+        wait_until(lambda: done.done() or waits_for_a_lock(session, operator))
+
+        claimer.connection.commit()
+        done.result()
+
+    limits = session.rows("SELECT name, tokens_per_second, burst FROM pgqueue.rate_limits ORDER BY name")
+    assert limits == ([("key:*", SLOW, 1), ("key:x", SLOW, 1)] if what == "changed" else [])
+
+
+def test_the_longest_name_of_a_task_meets_a_pattern(session):
+    limit(session, "task:*", burst=2)
+    jobs = [session.enqueue(), session.enqueue("t" * 250)]
+
+    assert ids(session.claim()) == jobs
+    with pytest.raises(psycopg.errors.CheckViolation):
+        session.enqueue("t" * 251)
+
+
+def test_a_rate_that_no_clock_can_count_is_refused(session):
+    limit(session, "task:t", tokens_per_second=1e-9, burst=2)
+    session.enqueue()
+    assert len(session.claim()) == 1
+    assert session.call("rate_mend") == [(0,)]
+
+    with pytest.raises(psycopg.errors.CheckViolation, match="rate_limits_can_be_waited_for"):
+        session.call("rate_set", name="task:t", tokens_per_second=1e-9, burst=100_000)
 
 
 def test_a_burst_starts_and_the_rest_waits_in_line(session):

@@ -34,18 +34,22 @@ QUEUES = ("default", "mail")
 LIMITS = {"one": 1, "two": 2}
 LATER = 3600.0
 LEASE_SECONDS = 3600.0  # no lease ends unless the test says so
+GRACE_SECONDS = 3600.0  # nor is a job past its deadline given up
 
 FACTS = f"""
 WITH journal AS (
     DELETE FROM stage.journal RETURNING *
 ), job AS (
     SELECT id, state, attempt, crashes, errors, claim_token, max_attempts, concurrency_key,
-           cancel_requested_at IS NOT NULL AS is_asked
+           cancel_requested_at IS NOT NULL AS is_asked,
+           heartbeat_at + make_interval(secs => lease_seconds) < clock_timestamp() AS is_expired
     FROM pgqueue.jobs
     UNION ALL
-    SELECT id, 'dead', attempt, crashes, errors, claim_token, max_attempts, NULL, NULL FROM pgqueue.dead_jobs
+    SELECT id, 'dead', attempt, crashes, errors, claim_token, max_attempts, NULL, NULL, NULL
+    FROM pgqueue.dead_jobs
     UNION ALL
-    SELECT id, state, attempt, crashes, errors, claim_token, NULL, NULL, NULL FROM pgqueue.finished_jobs
+    SELECT id, state, attempt, crashes, errors, claim_token, NULL, NULL, NULL, NULL
+    FROM pgqueue.finished_jobs
 )
 SELECT
     (
@@ -54,7 +58,7 @@ SELECT
             CASE WHEN j.state = 'ready' OR (j.state = 'blocked' AND j.concurrency_key IS NOT NULL)
                  THEN 'waiting' ELSE j.state END,
             j.attempt, j.crashes, coalesce(jsonb_array_length(j.errors), 0), j.claim_token, j.max_attempts,
-            j.is_asked
+            j.is_asked, j.is_expired
         ) ORDER BY j.id), '[]')
         FROM job AS j
     ) AS jobs,
@@ -110,6 +114,11 @@ class Job:
     is_asked: bool = False  # to stop
     is_expired: bool = False
     is_overdue: bool = False
+    is_given_up: bool = False  # overdue for longer than its owner's grace
+
+    @property
+    def is_due_to_reap(self) -> bool:
+        return self.is_expired or self.is_given_up
 
     def __post_init__(self) -> None:
         self.max_attempts = self.wish.max_attempts
@@ -138,6 +147,7 @@ class Job:
             token,
             None if is_finished else self.max_attempts,
             self.is_asked if self.is_live else None,
+            self.is_expired if self.state == "running" else None,
         ]
 
 
@@ -173,7 +183,8 @@ class World:
         job.errors += is_error
         job.state = "waiting" if state == "ready" else state
         if job.is_live:
-            job.token, job.is_asked, job.is_expired, job.is_overdue = None, False, False, False
+            job.token = None
+            job.is_asked = job.is_expired = job.is_overdue = job.is_given_up = False
         if is_new_place:
             job.place = next(self.clock)
         return state
@@ -200,11 +211,11 @@ class Life(RuleBasedStateMachine):
             "claim": 3 if world.of("waiting") else 0,
             **dict.fromkeys(("heartbeat", "complete", "fail", "release", "crash"), 2 if running else 0),
             **dict.fromkeys(("a_lease_ends", "a_deadline_passes"), 2 if running else 0),
-            "reap": 4 if any(job.is_expired or job.is_overdue for job in running) else 0,
+            "reap": 8 if any(job.is_due_to_reap for job in running) else 1 if running else 0,
             "a_time_comes": 2 if world.of("scheduled") else 0,
             "promote": 3 if any(job.is_due for job in world.of("scheduled")) else 0,
             "cancel": 3 if world.jobs else 0,
-            "redrive": 3 if world.of("dead") else 0,
+            "redrive": 9 if any(job.crashes for job in world.of("dead")) else 3 if world.of("dead") else 0,
             "delete_by_hand": 1 if running else 0,
             "pause_or_resume": 3 if world.paused else 1,
         }
@@ -285,7 +296,7 @@ class Life(RuleBasedStateMachine):
         expected = {attempt.job_id: "lost" for attempt in asked}
         for job in self.world.held(asked):
             expected[job.id] = "overdue" if job.is_overdue else "cancel" if job.is_asked else "renewed"
-            job.is_expired = job.is_expired and job.is_overdue
+            job.is_expired = False
 
         assert self.session.heartbeat(*asked) == expected
 
@@ -372,9 +383,14 @@ class Life(RuleBasedStateMachine):
 
     def a_deadline_passes(self, data):
         attempt = self._some_attempts(data)[0]
+        """Its owner has not stopped it: with some luck it still renews its lease."""
+        is_long_ago, is_expired = data.draw(st.booleans()), data.draw(st.booleans())
         for job in self.world.held([attempt]):
-            job.is_overdue = True
-            self.session.overrun(attempt)
+            job.is_overdue, job.is_given_up = True, is_long_ago
+            if is_expired:
+                job.is_expired = True
+                self.session.expire(attempt)
+            self.session.overrun(attempt, seconds=GRACE_SECONDS + 600 if is_long_ago else 1)
 
     def a_time_comes(self, data):
         job = data.draw(st.sampled_from(self.world.of("scheduled")))
@@ -386,7 +402,7 @@ class Life(RuleBasedStateMachine):
     def reap(self, _data):
         expected = {}
         for job in sorted(self.world.of("running"), key=lambda job: job.id):
-            if not (job.is_expired or job.is_overdue):
+            if not job.is_due_to_reap:
                 continue
             is_overdue = job.is_overdue
             job.crashes += not is_overdue
@@ -394,12 +410,16 @@ class Life(RuleBasedStateMachine):
                 state = "cancelled"
             elif (job.crashes >= MAX_CRASHES and not is_overdue) or job.has_used_up:
                 state = "dead"
+            elif job.crashes == 1 and not is_overdue:
+                state = "ready"
             else:
                 state = "scheduled"
             expected[job.id] = self.world.end(job, state, is_new_place=state == "scheduled")
             job.is_due = True
 
-        assert {row.job_id: row.state for row in self.session.call("reap", base_seconds=0)} == expected
+        taken = self.session.call("reap", base_seconds=0, deadline_grace_seconds=GRACE_SECONDS)
+
+        assert {row.job_id: row.state for row in taken} == expected
 
     def promote(self, _data):
         due = [job for job in self.world.of("scheduled") if job.is_due]
@@ -425,7 +445,7 @@ class Life(RuleBasedStateMachine):
 
     def redrive(self, data):
         extra_attempts = data.draw(st.integers(1, 2))
-        job = data.draw(st.sampled_from([*self.world.of("dead"), *self.world.jobs.values()]))
+        job = data.draw(st.sampled_from([*self.world.of("dead") * 3, *self.world.jobs.values()]))
         if job.state != "dead":
             expected = "not_found"
         elif self.world.holder(job.wish.unique_key):
@@ -477,7 +497,7 @@ def live(session: Session, *phases: Phase) -> None:
     run_state_machine_as_test(
         Life,
         settings=settings(
-            max_examples=50,
+            max_examples=100,
             stateful_step_count=50,
             derandomize=True,
             database=None,
@@ -515,8 +535,8 @@ MUTANTS = {
     "claims from a paused queue": ("claim", "IF is_paused OR room", "IF room"),
     "claims the worst job of a key": (
         "claim",
-        "ORDER BY j.priority, j.run_at, j.id\n                            LIMIT",
-        "ORDER BY j.priority DESC, j.run_at, j.id\n                            LIMIT",
+        "ORDER BY j.priority, j.run_at, j.id\n                                LIMIT",
+        "ORDER BY j.priority DESC, j.run_at, j.id\n                                LIMIT",
     ),
     "fails one attempt too late": (
         "fail_many",
@@ -538,7 +558,14 @@ MUTANTS = {
         "WHEN h.cancel_requested_at IS NOT NULL THEN 'cancelled'",
         "WHEN false THEN ''",
     ),
-    "renews past the deadline": ("heartbeat", "AND coalesce(j.deadline_at > clock_timestamp(), true)", ""),
+    "leaves the owner no grace": (
+        "heartbeat",
+        "            FOR NO KEY UPDATE",
+        "            AND coalesce(j.deadline_at > clock_timestamp(), true) FOR NO KEY UPDATE",
+    ),
+    "reaps within the grace": ("reap", "secs => reap.deadline_grace_seconds", "secs => 0"),
+    "lets a hung owner keep its job": ("reap", "OR j.deadline_at +", "OR false AND j.deadline_at +"),
+    "keeps quiet about the deadline": ("heartbeat", "WHEN j.deadline_at <= clock_timestamp()", "WHEN false"),
     "redrives with the old crashes": ("redrive", "d.priority, 0, d.", "d.priority, d.crashes, d."),
 }
 

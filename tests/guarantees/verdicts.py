@@ -15,8 +15,8 @@ BORN = frozenset({"ready", "scheduled"})
 MAX_CRASHES = 3
 
 # Answers that promise no change of the job, and promises that are not the name of its next state.
-NOTHING = frozenset({"lost", "busy", "overdue", "not_found", "unique_key_taken"})
-STATE_PROMISED = {"requested": "running", "renewed": "running", "cancel": "running"}
+NOTHING = frozenset({"lost", "busy", "not_found", "unique_key_taken"})
+STATE_PROMISED = dict.fromkeys(("requested", "renewed", "cancel", "overdue"), "running")
 
 # What claim, and whoever frees a slot of a key, does to jobs of which it says nothing.
 SIDE_EFFECTS = {("ready", "blocked"), ("blocked", "ready")}

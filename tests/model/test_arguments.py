@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -408,3 +409,23 @@ def test_the_schema_has_types_defaults_and_what_is_required():
         "required": ["order_id"],
         "additionalProperties": True,
     }
+
+
+@dataclass
+class Listed:
+    path: str
+
+    def __post_init__(self) -> None:
+        if not self.path.isascii():
+            raise ValueError(f"odd path {self.path}")
+
+
+def test_why_a_result_was_not_kept_can_be_stored() -> None:
+    def look() -> Listed: ...
+
+    text, note = signature(look).encode_result({"path": os.fsdecode(b"caf\xe9 \x00")})
+
+    assert text is None
+    assert note is not None
+    assert "\x00" not in note
+    assert "odd path" in note.encode().decode()

@@ -64,6 +64,14 @@ def test_a_rate_is_written_as_it_was_read(text):
 
 def test_a_rate_that_no_unit_makes_whole_is_written_as_a_number():
     assert rate_text(0.123) == "0.123/s"
+    assert rate_text(1 / 8_640_000) == "1/100d"
+
+
+@pytest.mark.parametrize("text", ["1/100d", "7/11d", "1/30000d", "999999.7/s", "1/7d"])
+def test_a_rate_of_any_size_is_written_so_that_it_can_be_read(text):
+    rate = rate_limit(text).tokens_per_second
+
+    assert rate_limit(rate_text(rate)).tokens_per_second == pytest.approx(rate, rel=1e-5)
     assert str(RateLimit(0.5, 3)) == "30/min with burst 3"
 
 

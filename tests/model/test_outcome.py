@@ -114,3 +114,14 @@ def test_the_line_people_look_for_comes_first() -> None:
 
     assert first == "ValueError: no such account"
     assert any("in fails" in line for line in rest)
+
+
+def test_every_text_of_an_outcome_is_storable_on_its_way() -> None:
+    odd = "caf\udce9 \x00"
+    failed = Outcome(Ending.FAILED, odd, None, odd).to_wire()
+    succeeded = Outcome(Ending.SUCCEEDED, '"' + "x" * 20_000 + '"', None, odd).to_wire()
+
+    for text in (failed[1], failed[3], succeeded[3]):
+        assert text == "caf\\udce9 \\x00"
+    # A result is not cut.
+    assert len(succeeded[1]) == 20_002

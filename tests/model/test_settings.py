@@ -54,3 +54,22 @@ def test_queues_without_slots_share_the_workers() -> None:
     assert settings.pools() == [(10, ["a", "b"]), (5, ["mail"])]
     assert WorkerSettings(queues=(QueueSlots("mail", 5),)).pools() == [(5, ["mail"])]
     assert WorkerSettings(concurrency=3).pools(("x", "y")) == [(3, ["x", "y"])]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"concurrency": 1_000_000}, "concurrency must be between 1 and 10,000, not 1,000,000"),
+        ({"max_jobs_per_child": 0}, "max-jobs-per-child must be between 1 and 1,000,000,000, not 0"),
+        ({"poll_seconds": 0.01}, "poll-seconds must be between 0.05 and 60, not 0.01"),
+        (
+            {"retention_seconds": 1e10},
+            "retention-seconds must be between 0 and 3,200,000,000, not 10,000,000,000",
+        ),
+        ({"concurrency": 10**400}, "concurrency must be between 1 and 10,000, not 1"),
+        ({"poll_seconds": float("nan")}, "poll-seconds must be between 0.05 and 60, not nan"),
+    ],
+)
+def test_bounds_are_written_out(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{message}"):
+        WorkerSettings(**wrong)

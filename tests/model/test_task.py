@@ -54,7 +54,7 @@ def test_zero_is_honoured_where_it_makes_sense():
     ("options", "reason"),
     [
         ({"name": ""}, "the task's name must be a text"),
-        ({"name": "n" * 256}, "the task's name has 256 bytes, at most 255 fit"),
+        ({"name": "n" * 256}, "the task's name has 256 bytes, at most 250 fit"),
         ({"name": "a\0"}, "the task's name contains a NUL"),
         ({"queue": "q" * 101}, "task 'charge': queue has 101 bytes, at most 100 fit"),
         ({"queue": None}, "task 'charge': queue must be a text"),

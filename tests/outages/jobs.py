@@ -7,6 +7,8 @@ import os
 import time
 from pathlib import Path
 
+import psycopg
+
 import pgqueue
 from pgqueue import JobContext
 
@@ -57,3 +59,14 @@ def snooze_first(job: JobContext) -> None:
     seen = Path(os.environ["OUTAGE_EFFECTS"]).read_text().splitlines()
     if len([line for line in seen if line.startswith(f"{job.job_id} ")]) == 1:
         raise pgqueue.Snooze(0.2)
+
+
+@app.task(max_attempts=1, transactional=True)
+def transact(job: JobContext, conn: psycopg.Connection) -> None:
+    record(job)
+
+
+@app.task(max_attempts=1)
+def enqueue_another(job: JobContext) -> None:
+    record(job)
+    work.enqueue()

@@ -28,6 +28,7 @@ SETTINGS: Mapping[str, str | int] = {"max_connections": 60}
 
 LOST, TROUBLE = "database lost, reconnecting", "database in trouble, trying again"
 BACK = "database is back"
+KNOWN = (LOST, TROUBLE, "queues that no task of this application uses and that nobody knows")
 POLL_SECONDS = 30.0
 
 _ASLEEP = """
@@ -122,11 +123,11 @@ def make_standby(folder: Path) -> None:
         os.chown(signal_file, data.stat().st_uid, data.stat().st_gid)
 
 
-def either(*nodes: Node) -> str:
-    """Give a DSN that leads to the one of these servers that takes writes."""
+def either(*nodes: Node, target_session_attrs: str | None = "read-write") -> str:
+    """Give a DSN that leads to the one of these servers that takes writes; None leaves that unsaid."""
     parts = [conninfo_to_dict(node.app_dsn) for node in nodes]
     places = {name: ",".join(str(part[name]) for part in parts) for name in ("host", "port")}
-    return make_conninfo(nodes[0].app_dsn, target_session_attrs="read-write", **places)
+    return make_conninfo(nodes[0].app_dsn, target_session_attrs=target_session_attrs, **places)
 
 
 class Effect(NamedTuple):
@@ -197,12 +198,12 @@ class Crew:
             one.wait_for(LOST, outages)
 
     def complaints(self) -> list[dict[str, Any]]:
-        """Give what the workers warned of, but for outages."""
+        """Give what the workers warned of, but for outages, and for the queues that only we know."""
         return [
             line
             for one in self.workers
             for line in one.lines()
-            if line["level"] in ("warning", "error", "critical") and line["event"] not in (LOST, TROUBLE)
+            if line["level"] in ("warning", "error", "critical") and line["event"] not in KNOWN
         ]
 
     def lines_said(self, event: str) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 from collections.abc import Iterator
@@ -10,8 +11,9 @@ from pathlib import Path
 
 import psycopg
 
+import pgqueue
 from tests.outages.conftest import NewNode
-from tests.outages.support import BACK, Crew, Node, check_no_attempt_is_burnt
+from tests.outages.support import BACK, Crew, Node, check_no_attempt_is_burnt, either
 from tests.process.support import Queue
 from tests.support import wait_until
 
@@ -143,3 +145,58 @@ def test_a_database_that_turns_read_only_is_lost_once_until_it_takes_writes_agai
         assert crew.outages_said() == [(1, 1)], crew.said()
         assert crew.complaints() == []
         assert started.stop() == 0
+
+
+def test_of_several_hosts_everybody_goes_to_the_one_that_takes_writes(
+    new_node: NewNode, tmp_path: Path
+) -> None:
+    """Producers, locks, and handlers, whether they enqueue or their transaction ends their job."""
+    reader, writer = new_node({"default_transaction_read_only": "on"}), new_node()
+    dsn = either(reader, writer, target_session_attrs=None)
+    with closing(Queue(writer.admin_dsn)) as queue:
+        with pgqueue.App(dsn) as app:
+            jobs = [app.enqueue("work").job_id, asyncio.run(enqueue_async(app))]
+            with app.lock("report"), pgqueue.App(writer.app_dsn) as there:
+                assert not there.lock("report").acquire()
+        jobs += [queue.insert("transact"), queue.insert("enqueue_another")]
+        crew = Crew(dsn, tmp_path)
+        with crew.start(1):
+            for job in jobs:
+                queue.wait_for_state(job, "succeeded")
+            wait_until(lambda: queue.count("finished_jobs", "task = 'work'") == 3)
+
+
+async def enqueue_async(app: pgqueue.App) -> int:
+    try:
+        return (await app.aenqueue("work")).job_id
+    finally:
+        await app.aclose()
+
+
+def test_a_kept_connection_to_a_server_that_takes_writes_no_more_is_not_lent_again(
+    new_node: NewNode,
+) -> None:
+    first, second = new_node(), new_node()
+    with (
+        pgqueue.App(either(first, second, target_session_attrs=None)) as app,
+        closing(Queue(second.admin_dsn)) as queue,
+    ):
+        app.enqueue("work")
+        with psycopg.connect(first.admin_dsn, autocommit=True) as admin:
+            admin.execute("ALTER SYSTEM SET default_transaction_read_only = on")
+            admin.execute("SELECT pg_reload_conf()")
+            wait_until(lambda: admin.execute("SHOW default_transaction_read_only").fetchone() == ("on",))
+        wait_until(lambda: not takes_writes(app))
+
+        job = app.enqueue("work")
+
+        assert queue.one("SELECT state FROM pgqueue.jobs WHERE id = %s", job.job_id) == "ready"
+
+
+def takes_writes(app: pgqueue.App) -> bool:
+    """Enqueue, and say whether the server that answered would have it."""
+    try:
+        app.enqueue("work")
+    except psycopg.errors.ReadOnlySqlTransaction:
+        return False
+    return True

@@ -38,6 +38,15 @@ def hear_nothing(job: JobContext, port: int) -> None:
         peer.recv(1)
 
 
+@app.task(timeout_seconds=TIMEOUT_SECONDS, retry=0, max_attempts=3)
+def put_things_away(job: JobContext, seconds: float) -> None:
+    """Stop at the deadline, and take some time about it."""
+    record(job)
+    while job.remaining_seconds:
+        time.sleep(0.02)
+    time.sleep(seconds)
+
+
 @app.task(timeout_seconds=TIMEOUT_SECONDS, max_attempts=1)
 async def ignore_cancellation(job: JobContext) -> None:
     record(job)
@@ -60,6 +69,32 @@ def wait_for_a_dead_lock(job: JobContext) -> None:
 
     threading.Thread(target=hold, args=(theirs, ours), daemon=True).start()
     hold(ours, theirs)
+
+
+@app.task(timeout_seconds=0)
+async def block_the_loop(job: JobContext, path: str) -> None:
+    """Hold the loop of this process up until the file is there."""
+    record(job)
+    while not Path(path).exists():  # noqa: ASYNC240
+        time.sleep(0.02)  # noqa: ASYNC251
+
+
+@app.task(timeout_seconds=TIMEOUT_SECONDS, max_attempts=1)
+def send_mail(job: JobContext, path: str) -> None:
+    """Have an effect, and end once the file is there."""
+    record(job)
+    while not Path(path).exists():
+        time.sleep(0.02)
+
+
+@app.task(timeout_seconds=TIMEOUT_SECONDS, max_attempts=1)
+async def begin_in_time(job: JobContext) -> None:
+    record(job)
+
+
+@app.task
+def begin_ever(job: JobContext) -> None:
+    record(job)
 
 
 @app.task(max_attempts=25)

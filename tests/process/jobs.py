@@ -11,6 +11,7 @@ import signal
 import subprocess
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
@@ -157,6 +158,27 @@ def raise_exit(job: JobContext, kind: str) -> None:
 
 
 @app.task(max_attempts=1)
+async def exit_in_a_part(job: JobContext, kind: str, how: str) -> None:
+    """Leave from a task of the handler's own, or from a callback."""
+    record(job)
+
+    def leave() -> None:
+        raise {"SystemExit": SystemExit(3), "KeyboardInterrupt": KeyboardInterrupt}[kind]
+
+    async def part() -> None:
+        await asyncio.sleep(0)
+        leave()
+
+    if how == "gather":
+        await asyncio.gather(part(), asyncio.sleep(0.1))
+    elif how == "left behind":
+        _left_behind.add(asyncio.create_task(part()))
+    else:
+        asyncio.get_running_loop().call_soon(leave)
+    await asyncio.sleep(0.1)
+
+
+@app.task(max_attempts=1)
 def raise_unprintable() -> None:
     class Unprintable(Exception):
         def __str__(self) -> str:
@@ -173,6 +195,27 @@ def raise_hostile() -> None:
 @app.task
 def big_result(size: int) -> str:
     return "x" * size
+
+
+@dataclass
+class Found:
+    path: str
+
+    def __post_init__(self) -> None:
+        if not self.path.isascii():
+            raise ValueError(f"odd path {self.path}")
+
+
+@app.task
+async def find_odd_file() -> Found:
+    """Return a file's name as the system gives it, which its own result type refuses."""
+    return {"path": os.fsdecode(b"caf\xe9")}  # type: ignore[return-value]
+
+
+@app.task
+async def mask(bits: int = 2**64) -> int:
+    """Have a default that is beyond 64 bits."""
+    return bits
 
 
 @app.task
@@ -296,6 +339,7 @@ def leave_orphans(job: JobContext) -> None:
 
 
 _kept: list[bytes] = []
+_left_behind: set[asyncio.Task[None]] = set()
 
 
 class _Once:

@@ -341,7 +341,26 @@ def test_an_effect_that_was_cut_off_is_not_repeated_unless_the_task_knows_how(
     if state == "dead":
         reason = payments.one("SELECT reason FROM pgqueue.dead_jobs")
         assert "outcome unknown" in reason
-        assert "pgqueue processed forget 'mail:you'" in reason
+        assert "pgqueue processed forget mail:you, then pgqueue dlq redrive" in reason
+
+
+def test_a_transaction_or_a_question_that_did_not_run_has_not_succeeded(
+    payments: Queue, tmp_path: Path
+) -> None:
+    mail = insert_mail(payments, "mail_and_ask_later", "sent before", hangs=True)
+    with worker(payments.dsn, tmp_path, app=APP) as started:
+        wait_until(lambda: calls(payments, mail) == ["mail"])
+        os.kill(started.children()[0], signal.SIGKILL)
+        pay = payments.insert("pay_later")
+
+        for job in (mail, pay):
+            payments.wait_for_state(job, "dead")
+
+        for job in (mail, pay):
+            reason = payments.one("SELECT reason FROM pgqueue.dead_jobs WHERE id = %s", job)
+            assert "did not run: to call it only made a coroutine" in reason
+        assert paid(payments, pay) == 0
+        assert started.stop() == 0
 
 
 def test_a_failure_that_the_handler_reports_is_tried_again(payments: Queue, tmp_path: Path) -> None:

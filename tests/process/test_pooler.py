@@ -18,6 +18,7 @@ from pgqueue.migrate import check, upgrade
 from pgqueue.sql import Statement, rows
 from tests.pooler import Pooler, start_pooler
 from tests.process.support import Queue, worker
+from tests.process.test_metrics import port_of, scrape
 from tests.security.support import ENDS
 from tests.support import make_database, run_pgqueue, wait_until
 
@@ -198,6 +199,18 @@ def test_with_a_way_past_the_proxy_a_worker_is_woken_at_once(queue, dsn, pooled_
     assert started.lines(POLLING) == []
     assert min(waited) < 1.0
     assert max(waited) < 10.0
+
+
+def test_who_reads_the_numbers_holds_that_place_past_the_proxy(queue, dsn, pooled_dsn, tmp_path: Path):
+    options = ("--listen-dsn", dsn, "--metrics-port", "0")
+
+    with worker(pooled_dsn, tmp_path, *options, app="tests.security.jobs:app") as started:
+        port = port_of(started)
+        wait_until(lambda: scrape(port).get("pgqueue_workers_alive") == 1, 20, "it reads")
+        code = started.stop()
+
+    assert code == 0
+    check_nothing_is_left(queue, pooled_dsn)
 
 
 def test_a_way_past_the_proxy_that_leads_to_one_is_refused(pooled_dsn):

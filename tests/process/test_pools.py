@@ -104,3 +104,43 @@ def test_every_queue_is_heard_at_once_when_several_ring_together(queue: Queue, t
             slowest = max(slowest, time.monotonic() - began)
 
     assert slowest < 2
+
+
+def test_a_queue_whose_claims_fail_does_not_keep_the_others_of_its_worker_waiting(
+    queue: Queue, tmp_path: Path
+) -> None:
+    queue.connection.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE EXCEPTION 'not here' USING ERRCODE = 'check_violation'; END $$"
+    )
+    queue.connection.execute(
+        "CREATE TRIGGER refuse BEFORE UPDATE ON pgqueue.jobs FOR EACH ROW "
+        "WHEN (NEW.queue = 'bad' AND NEW.state = 'running') EXECUTE FUNCTION refuse()"
+    )
+    bad = queue.insert("touch", queue="bad")
+    with worker(queue.dsn, tmp_path, "-q", "bad", "-q", "good") as started:
+        started.wait_for("claim refused, trying again")
+        for _ in range(3):
+            queue.wait_for_state(queue.insert("touch", queue="good"), "succeeded")
+        queue.connection.execute("DROP TRIGGER refuse ON pgqueue.jobs")
+        queue.wait_for_state(bad, "succeeded")
+
+        (refused,) = started.lines("claim refused, trying again")
+        assert (refused["queue"], refused["error"]) == ("bad", "not here")
+
+
+def test_a_queue_whose_claims_wait_for_a_stranger_does_not_keep_the_others_waiting_for_long(
+    queue: Queue, tmp_path: Path
+) -> None:
+    queue.connection.execute("SELECT pgqueue.limit_queue('stuck', 5)")
+    stuck = queue.insert("touch", queue="stuck")
+    with Queue(queue.dsn).connection as stranger:
+        stranger.execute("SELECT pg_advisory_lock(hashtextextended('pgqueue.queue:stuck', 0))")
+        with worker(queue.dsn, tmp_path, "-q", "stuck", "-q", "good") as started:
+            started.wait_for("claim put off")
+            for _ in range(3):
+                queue.wait_for_state(queue.insert("touch", queue="good"), "succeeded")
+            stranger.execute("SELECT pg_advisory_unlock_all()")
+            queue.wait_for_state(stuck, "succeeded", 30)
+
+            assert len(started.lines("claim put off")) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.hard_jobs import TIMEOUT_SECONDS
-from tests.process.support import Queue, worker
+from tests.process.support import Queue, WorkerProcess, worker
 from tests.support import ROOT, wait_until
 
 GRACE_SECONDS = 0.5
@@ -70,4 +71,130 @@ def test_a_stuck_handler_is_killed_its_slot_comes_back_at_once_and_the_others_ar
         assert len(started.lines("child died")) == 1
         assert queue.count("finished_jobs", "attempt = 1 AND crashes = 0") == OTHERS + 1
         assert queue.one("SELECT count(DISTINCT pid) FROM effects WHERE job_id = ANY (%s)", others) == 3
+        assert started.stop() == 0
+
+
+def test_a_handler_that_takes_its_grace_to_stop_is_not_run_again_meanwhile(
+    queue: Queue, tmp_path: Path
+) -> None:
+    """The grace is longer than the lease: that has to be renewed until the handler has ended."""
+    seconds = 3.0
+    options = ("--kill-grace-seconds", "20", "--lease-seconds", "1")
+    with worker(queue.dsn, tmp_path, *options, app="tests.process.hard_jobs:app") as started:
+        job = queue.insert("put_things_away", f'{{"seconds": {seconds}}}')
+
+        wait_until(lambda: queue.state(job) not in ("ready", "running"), 20, started.text())
+
+        assert queue.state(job) == "succeeded", started.text()
+        assert queue.effects(job) == 1, started.text()
+        assert started.lines("job taken back") == []
+
+
+# A handler that holds its process's loop up: what it does to its neighbours, who cannot help it.
+
+
+def block_the_loop(queue: Queue, until: Path) -> int:
+    blocking = queue.insert("block_the_loop", json.dumps({"path": str(until)}))
+    wait_until(lambda: queue.effects(blocking) == 1)
+    return blocking
+
+
+def is_past(queue: Queue, job: int, seconds: float) -> bool:
+    """Say whether a job's deadline is past by so much, or the job is not there."""
+    return queue.one(
+        "SELECT coalesce((SELECT deadline_at + make_interval(secs => %s) < clock_timestamp()"
+        " FROM pgqueue.jobs WHERE id = %s AND state = 'running'), true)",
+        seconds,
+        job,
+    )
+
+
+def check_innocent(queue: Queue, started: WorkerProcess, *jobs: int) -> None:
+    for job in jobs:
+        queue.wait_for_state(job, "succeeded")
+        assert queue.effects(job) == 1
+    assert queue.count("finished_jobs", "attempt > 1 OR crashes > 0") == 0
+    assert not started.lines("child died")
+
+
+def options(*more: str) -> tuple[str, ...]:
+    return ("-c", "4", "--processes", "1", "--kill-grace-seconds", str(GRACE_SECONDS), *more)
+
+
+def test_nobody_is_killed_over_an_attempt_that_ended_and_could_not_say_so(
+    queue: Queue, tmp_path: Path
+) -> None:
+    over, sent = tmp_path / "over", tmp_path / "sent"
+    with worker(queue.dsn, tmp_path, *options(), app="tests.process.hard_jobs:app") as started:
+        mail = queue.insert("send_mail", json.dumps({"path": str(sent)}))
+        wait_until(lambda: queue.effects(mail) == 1)
+        blocking = block_the_loop(queue, over)
+        sent.touch()
+
+        wait_until(lambda: is_past(queue, mail, GRACE_SECONDS + 0.3))
+        over.touch()
+
+        check_innocent(queue, started, mail, blocking)
+        assert started.stop() == 0
+
+
+def test_a_loop_that_keeps_an_end_to_itself_is_named_and_gets_no_new_work(
+    queue: Queue, tmp_path: Path
+) -> None:
+    over, ended = tmp_path / "over", tmp_path / "ended"
+    more = ("--processes", "2", "-c", "6")
+    with worker(queue.dsn, tmp_path, *options(*more), app="tests.process.hard_jobs:app") as started:
+        blocking = block_the_loop(queue, over)
+        # Two of them, so that one is in the same process.
+        jobs = [queue.insert("wait_for_file", json.dumps({"path": str(ended)})) for _ in range(4)]
+        wait_until(lambda: queue.one("SELECT count(DISTINCT pid) FROM effects") == 2)
+        ended.touch()
+
+        [line] = started.wait_for("a child's loop does not answer")
+        later = [queue.insert("begin_ever") for _ in range(8)]
+        for job in later:
+            queue.wait_for_state(job, "succeeded")
+        assert queue.state(blocking) == "running"
+        over.touch()
+
+        check_innocent(queue, started, *jobs, *later, blocking)
+        assert line["running"] == "block_the_loop"
+        assert started.stop() == 0
+
+
+def test_nobody_is_killed_over_an_attempt_that_has_not_begun_and_it_begins_once(
+    queue: Queue, tmp_path: Path
+) -> None:
+    over = tmp_path / "over"
+    with worker(queue.dsn, tmp_path, *options(), app="tests.process.hard_jobs:app") as started:
+        blocking = block_the_loop(queue, over)
+        waiting = queue.insert("begin_in_time")
+
+        [line] = started.wait_for("a child's loop does not answer")
+        wait_until(lambda: queue.state(waiting) == "ready", message=started.text())
+        unmoved = queue.insert("begin_ever")
+        over.touch()
+
+        check_innocent(queue, started, waiting, blocking, unmoved)
+        assert line["running"] == "block_the_loop"
+        started.wait_for("a child's loop answers again")
+        assert started.stop() == 0
+
+
+def test_a_cancelled_job_that_waits_behind_a_blocked_loop_ends_at_once_and_never_begins(
+    queue: Queue, tmp_path: Path
+) -> None:
+    over = tmp_path / "over"
+    lease = ("--lease-seconds", "1.5")
+    with worker(queue.dsn, tmp_path, *options(*lease), app="tests.process.hard_jobs:app") as started:
+        blocking = block_the_loop(queue, over)
+        waiting = queue.insert("begin_ever")
+        wait_until(lambda: queue.state(waiting) == "running")
+        queue.connection.execute("SELECT pgqueue.cancel(%s)", ([waiting],))
+
+        queue.wait_for_state(waiting, "cancelled")
+        over.touch()
+
+        check_innocent(queue, started, blocking, queue.insert("begin_ever"))
+        assert queue.effects(waiting) == 0
         assert started.stop() == 0

@@ -43,6 +43,36 @@ def test_until_empty_ends_with_3_when_a_job_died(queue: Queue, tmp_path: Path) -
     assert [error["attempt"] for error in errors] == [1, 2, 3]
 
 
+STRANGERS = "queues that no task of this application uses and that nobody knows"
+
+
+def test_a_queue_that_nobody_knows_is_worked_on_with_a_warning(queue: Queue, tmp_path: Path) -> None:
+    ended = until_empty(queue.dsn, tmp_path, "-q", "default", "-q", "defualt:3", "-q", "mail:x")
+    again = until_empty(queue.dsn, tmp_path, "-q", "defualt")
+
+    (warning,) = ended.lines(STRANGERS)
+    assert (warning["level"], warning["queues"]) == ("warning", "defualt,mail:x")
+    assert "default" in warning["queues_of_tasks"].split(",")
+    assert (ended.process.returncode, again.process.returncode) == (0, 0)
+    assert len(again.lines(STRANGERS)) == 1
+
+
+def test_a_queue_that_anybody_knows_is_no_reason_for_a_warning(queue: Queue, tmp_path: Path) -> None:
+    queue.insert("touch", queue="ready")
+    queue.insert("touch", queue="later", run_at=datetime.now(UTC) + timedelta(hours=1))
+    queue.connection.execute("INSERT INTO pgqueue.tasks (name, queue) VALUES ('other', 'of a task')")
+    queue.connection.execute("INSERT INTO pgqueue.queues (name) VALUES ('with settings')")
+
+    ended = until_empty(
+        queue.dsn,
+        tmp_path,
+        *(f"-q{name}" for name in ("default", "ready", "later", "of a task", "with settings")),
+    )
+    by_itself = until_empty(queue.dsn, tmp_path)
+
+    assert (ended.lines(STRANGERS), by_itself.lines(STRANGERS)) == ([], [])
+
+
 def test_a_failed_job_is_tried_again_and_succeeds(queue: Queue, tmp_path: Path) -> None:
     job = queue.insert("fail_first")
 

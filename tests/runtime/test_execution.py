@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import logging
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -13,10 +15,10 @@ import pytest
 
 from pgqueue.errors import Cancel, RetryAfter, Snooze, Unrecoverable
 from pgqueue.model.context import JobContext
-from pgqueue.model.outcome import PLAIN_SUCCESS, Ending, Outcome
+from pgqueue.model.outcome import PLAIN_SUCCESS, RELEASED, Ending, Outcome
 from pgqueue.model.task import TaskRegistry, define
 from pgqueue.runtime.board import Board
-from pgqueue.runtime.execution import Engine
+from pgqueue.runtime.execution import Ended, Engine
 from pgqueue.runtime.wire import frame
 
 
@@ -620,3 +622,156 @@ async def test_a_cancelled_handler_may_clean_up_and_the_next_job_runs_as_ever(be
 
     assert outcomes == [Ending.CANCELLED, Ending.SUCCEEDED]
     assert cleaned == [1]
+
+
+@bench
+async def test_an_outcome_that_cannot_be_passed_on_takes_no_neighbour_along(bench: Bench) -> None:
+    report = bench.engine._report
+
+    def report_as_a_child_does(serials: list[int], seconds: list[float], others: list[Ended]) -> None:
+        frame(["done", 0, serials, seconds, [one[2].to_wire() for one in others]])
+        report(serials, seconds, others)
+
+    bench.engine._report = report_as_a_child_does
+    ends = [
+        PLAIN_SUCCESS,
+        Outcome(Ending.SUCCEEDED, "2"),
+        Outcome(Ending.SUCCEEDED, "half a pair \ud800"),
+        Outcome(Ending.FAILED, "no luck", object()),  # type: ignore[arg-type]
+        Outcome(Ending.SUCCEEDED, "5"),
+    ]
+    for serial, outcome in enumerate(ends):
+        bench.engine._note_end(serial, bench.board.put(serial), 0.0, outcome)
+
+    _, second, third, fourth, fifth = [await bench.outcome(serial) for serial in range(len(ends))]
+
+    assert (second.text, fifth.text) == ("2", "5")
+    assert (third.ending, third.text) == (Ending.SUCCEEDED, None)
+    assert "could not be passed on" in (third.note or "")
+    assert fourth.ending is Ending.FAILED
+    assert "could not be passed on" in (fourth.text or "")
+    await asyncio.sleep(0)
+    assert not bench.board.running()
+
+
+@bench
+async def test_progress_too_large_for_a_number_is_left_out(bench: Bench) -> None:
+    release = threading.Event()
+
+    @bench.task()
+    def work(job: JobContext) -> None:
+        job.progress(10**400, 2**70, "far")
+        release.wait(10)
+
+    serial = bench.submit("work")
+    async with asyncio.timeout(5):
+        while serial not in bench.progress:
+            await asyncio.sleep(0.01)
+    release.set()
+    await bench.outcome(serial)
+
+    assert bench.progress[serial] == {"total": 2**70, "message": "far"}
+    assert frame(["progress", list(bench.progress.items())])
+
+
+def logged(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate as one does who thinks of plain functions only."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+@bench
+async def test_a_handler_that_was_called_but_never_ran_is_dead_and_says_why(bench: Bench) -> None:
+    ran = []
+
+    @logged
+    async def hidden(number: int) -> None:
+        ran.append(number)
+
+    async def forgetful(number: int) -> Any:
+        return hidden(number)
+
+    def steps(number: int) -> Any:
+        ran.append(number)
+        yield
+
+    async def asteps(number: int) -> Any:
+        ran.append(number)
+        yield
+
+    async def elsewhere() -> asyncio.Task[int]:
+        return asyncio.create_task(asyncio.sleep(0, 1))
+
+    for name, handler in (
+        ("sync", hidden),
+        ("async", forgetful),
+        ("steps", logged(steps)),
+        ("async steps", logged(asteps)),
+    ):
+        bench.registry.add(define(handler, name=name))
+        bench.registry.add(define(handler, name=f"{name} without result", store_result=False))
+    names = [definition.name for definition in bench.registry]
+    bench.registry.add(define(elsewhere))
+
+    for name in names:
+        outcome = await bench.outcome(bench.submit(name, '{"number": 1}'))
+
+        assert outcome.ending is Ending.DEAD, name
+        assert "did not run" in (outcome.text or ""), name
+        assert "decorator" in (outcome.text or ""), name
+    assert not ran
+    # What is under way already is a result that is not kept, no more.
+    assert (await bench.outcome(bench.submit("elsewhere"))).ending is Ending.SUCCEEDED
+
+
+@bench
+async def test_a_handler_that_is_async_in_a_roundabout_way_runs(bench: Bench) -> None:
+    class Handler:
+        async def __call__(self, number: int, factor: int) -> int:
+            return number * factor
+
+    bench.registry.add(define(functools.partial(Handler(), factor=3), name="triple"))
+
+    assert (await bench.outcome(bench.submit("triple", '{"number": 4}'))).text == "12"
+
+
+@bench
+async def test_a_handler_may_return_steps_that_are_not_its_own(bench: Bench) -> None:
+    @bench.task()
+    def squares() -> Any:
+        return (number**2 for number in range(3))
+
+    assert (await bench.outcome(bench.submit("squares"))).ending is Ending.SUCCEEDED
+
+
+@bench
+async def test_what_was_read_too_late_or_is_not_ours_any_more_does_not_begin(bench: Bench) -> None:
+    began = []
+
+    @bench.task()
+    def sync() -> None:
+        began.append("sync")
+
+    @bench.task()
+    async def awaiting() -> None:
+        began.append("awaiting")
+
+    def submit(serial: int, task: str, seconds: float, waited: float) -> None:
+        one = (1000 + serial, 1, task, "{}", seconds, 5, 0, None, None)
+        bench.engine.submit(serial, [one], "default", "", time.monotonic() - waited)
+
+    bench.board.revoke([3, 4])
+    for serial, (seconds, waited) in enumerate([(2, 3), (2, 3), (0, 3), (0, 3), (60, 0.9), (0, 3)], 1):
+        submit(serial, "awaiting" if serial % 2 else "sync", seconds, waited)
+
+    outcomes = [await bench.outcome(serial) for serial in range(1, 7)]
+
+    assert outcomes[:4] == [RELEASED] * 4
+    assert outcomes[4:] == [PLAIN_SUCCESS] * 2
+    assert sorted(began) == ["awaiting", "sync"]
+    await asyncio.sleep(0)
+    assert not bench.board.running() | bench.board.ended()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -14,6 +16,7 @@ from pgqueue.runtime import gauges as module
 from pgqueue.runtime.gauges import MAX_NAMES, Gauges, Snapshot
 from pgqueue.runtime.link import Outage
 from pgqueue.runtime.log import Log
+from pgqueue.sql.gauges import Deaths
 from tests.support import wait_until
 
 LOG = Log("test")
@@ -34,6 +37,15 @@ class Database:
             f"INSERT INTO pgqueue.jobs ({COLUMNS}{names}) "
             f"SELECT %s, 'send', 0, 5, 300, 1, false, %s{values} FROM generate_series(1, %s)",
             [queue, state, *columns.values(), jobs],
+        )
+
+    def bury(self, queue: str, jobs: int, age: str = "0 s") -> None:
+        self.run(
+            "INSERT INTO pgqueue.dead_jobs (id, died_at, run_at, created_at, attempt, max_attempts, "
+            "timeout_seconds, priority, crashes, concurrency_limit, queue, task, reason, args) "
+            "SELECT nextval('pgqueue.jobs_id_seq'), clock_timestamp() - %s::interval, now(), now(), 1, 1, "
+            "1, 0, 0, 1, %s, 'send', 'failed', '{}' FROM generate_series(1, %s)",
+            [age, queue, jobs],
         )
 
     def read(self, times: int = 1) -> Snapshot:
@@ -106,12 +118,130 @@ def test_a_queue_that_is_only_named_is_told_too(database):
     assert snapshot.overview.workers == 1
 
 
+def test_deaths_are_told_by_queue_however_many_dead_letters_others_keep(database):
+    database.bury("old", module._DEAD_BUDGET + 1, age="3 days")
+    database.bury("payments", 200)
+    database.run("ANALYZE pgqueue.dead_jobs")
+
+    snapshot = database.read()
+
+    queues = snapshot.queues
+    assert (queues["payments"].recent_deaths, queues["old"].recent_deaths) == (200, 0)
+    assert snapshot.estimated == {"dead"}
+    assert queues["payments"].jobs["dead"] == pytest.approx(200, rel=0.1)
+    assert queues["old"].jobs["dead"] == pytest.approx(module._DEAD_BUDGET + 1, rel=0.1)
+
+
+def test_dead_letters_are_counted_exactly_while_there_are_few(database):
+    database.bury("old", 501, age="3 days")
+    database.bury("payments", 200, age="2 days")
+    database.run("ANALYZE pgqueue.dead_jobs")
+
+    snapshot = database.read()
+
+    assert snapshot.estimated == set()
+    assert {name: one.jobs["dead"] for name, one in snapshot.queues.items()} == {"old": 501, "payments": 200}
+    assert {one.recent_deaths for one in snapshot.queues.values()} == {0}
+
+
+def test_a_death_stays_told_while_thousands_die_in_another_queue(database, monkeypatch):
+    monkeypatch.setattr(module, "_DEATHS_BUDGET", 50)
+
+    async def read() -> list[Snapshot | None]:
+        gauges = Gauges(database.dsn, "pgqueue", Outage(LOG), LOG)
+        snapshots = []
+        for queue, jobs in (("payments", 3), ("storm", 60), ("storm", 60), ("payments", 1)):
+            database.bury(queue, jobs)
+            await gauges._turn()
+            snapshots.append(gauges.latest)
+        database.run("DELETE FROM pgqueue.dead_jobs WHERE queue = 'payments'")
+        await gauges._turn()
+        snapshots.append(gauges.latest)
+        await gauges._link.close()
+        return snapshots
+
+    told = [snapshot.queues["payments"].recent_deaths for snapshot in asyncio.run(read()) if snapshot]
+
+    assert told[:3] == [3, 3, 3]
+    assert told[3] == told[4]
+    assert told[3] in (3, 4)  # one met a second time counts once, and those in a slice cut short may
+
+
+def test_a_death_is_forgotten_after_ten_minutes():
+    deaths = module._Deaths()
+
+    told = [
+        deaths.add(found, read_at=0.0)
+        for found in (
+            [Deaths(1000, 999, "mail", 2), Deaths(1000, 1000, "mail", 1)],
+            [Deaths(1000, 999, "mail", 1), Deaths(1000, 1000, "mail", 4)],
+            [Deaths(1058, None, None, 0)],
+            [Deaths(1059, None, None, 0)],
+            [Deaths(1060, None, None, 0)],
+        )
+    ]
+
+    assert told == [{"mail": 3}, {"mail": 6}, {"mail": 6}, {"mail": 4}, {}]
+
+
+def test_all_running_jobs_are_looked_at(database):
+    now = database.run("SELECT clock_timestamp()").fetchone()[0]
+    held = {"started_at": now, "claim_token": uuid4(), "worker_id": uuid4(), "lease_seconds": 60}
+    database.insert("big", 700, "running", heartbeat_at=now, **held)
+    database.insert("other", 3, "running", heartbeat_at=now - timedelta(hours=2), **held)
+
+    snapshot = database.read()
+
+    assert snapshot.queues["big"].jobs["running"] == 700
+    assert snapshot.queues["other"].jobs["running"] == 3
+    assert snapshot.queues["other"].lease_ratio > 100
+    assert snapshot.estimated == set()
+
+
+def test_more_running_jobs_than_are_looked_at_are_told_to_be_estimates(database, monkeypatch):
+    monkeypatch.setattr(module, "_RUNNING_BUDGET", 5)
+    now = database.run("SELECT clock_timestamp()").fetchone()[0]
+    held = {"started_at": now, "claim_token": uuid4(), "worker_id": uuid4(), "lease_seconds": 60}
+    database.insert("big", 20, "running", heartbeat_at=now, **held)
+    database.run("ANALYZE pgqueue.jobs")
+
+    snapshot = database.read()
+
+    assert snapshot.estimated == {"running"}
+    assert snapshot.queues["big"].jobs["running"] == 20
+
+
+def test_a_queue_with_jobs_has_its_workers_and_its_pause_among_any_number_of_named_ones(database):
+    database.run(
+        "INSERT INTO pgqueue.queues (name) SELECT 'a' || i FROM generate_series(1, %s) AS i", [MAX_NAMES + 10]
+    )
+    database.run("INSERT INTO pgqueue.queues (name, is_paused) VALUES ('z paused', true)")
+    database.run(
+        "INSERT INTO pgqueue.workers (id, host, pid, version, queues, slots, seen_at) VALUES "
+        "(gen_random_uuid(), 'a', 1, '1', '{z served}', 1, clock_timestamp())"
+    )
+    database.insert("z served", 1)
+    database.insert("z paused", 1)
+
+    queues = database.read().queues
+
+    assert (queues["z served"].is_paused, queues["z served"].workers) == (False, 1)
+    assert (queues["z paused"].is_paused, queues["z paused"].workers) == (True, 0)
+
+
 def test_what_is_late_open_or_waited_for_is_told(database):
     database.run(
         "INSERT INTO pgqueue.schedules (name, cron, task, next_tick, is_paused) VALUES "
         "('late', '* * * * *', 't', clock_timestamp() - interval '5 min', false), "
         "('in time', '* * * * *', 't', clock_timestamp() + interval '5 min', false), "
-        "('paused', '* * * * *', 't', clock_timestamp() - interval '5 days', true)"
+        "('paused', '* * * * *', 't', clock_timestamp() - interval '5 days', true), "
+        "('bad', 'nonsense', 't', NULL, false), ('bad and paused', 'nonsense', 't', NULL, true)"
+    )
+    database.run(
+        "INSERT INTO pgqueue.schedules (name, cron, task, next_tick, source, app, seen_at) "
+        "SELECT name, '* * * * *', 't', next_tick, 'code', 'a', clock_timestamp() - interval '9 days' "
+        "FROM (VALUES ('gone', clock_timestamp() - interval '9 days'), ('gone before', NULL)) "
+        "AS old (name, next_tick)"
     )
     database.run("INSERT INTO pgqueue.breakers (name, state) VALUES ('bank', 'open'), ('post', 'closed')")
     database.run(
@@ -127,6 +257,7 @@ def test_what_is_late_open_or_waited_for_is_told(database):
 
     assert snapshot.overview.late_schedules == 1
     assert 300 <= snapshot.overview.late_seconds < 310
+    assert snapshot.overview.unplanned_schedules == 1
     assert snapshot.breakers == [("bank", "open"), ("post", "closed")]
     assert [(name, round(seconds, -1)) for name, seconds in snapshot.rate_limits] == [
         ("api:*", 60),
@@ -212,6 +343,25 @@ def test_queues_beyond_the_bound_are_told_as_one(database):
     assert len(queues) == MAX_NAMES + 1
     assert sum(one.jobs["ready"] for one in queues.values()) == MAX_NAMES + 40
     assert queues["other"].jobs["ready"] == 40
+
+
+def test_queues_told_as_one_are_paused_if_all_that_waits_there_is(database):
+    database.run(
+        "INSERT INTO pgqueue.queues (name, is_paused) SELECT 'q' || i, true FROM generate_series(1, %s) AS i",
+        [MAX_NAMES + 40],
+    )
+    database.run(
+        f"INSERT INTO pgqueue.jobs ({COLUMNS}) SELECT 'q' || i, 'send', 0, 5, 300, 1, false, 'ready' "
+        "FROM generate_series(1, %s) AS i",
+        [MAX_NAMES + 40],
+    )
+    database.insert("unserved", 1)
+
+    queues = database.read().queues
+
+    assert queues["other"].jobs["ready"] == 41
+    assert queues["other"].is_paused
+    assert not queues["unserved"].is_paused
 
 
 @pytest.mark.parametrize("many", [False, True])

@@ -58,3 +58,10 @@ def test_a_job_long_past_its_deadline_is_a_reason():
 
 def test_a_job_without_a_deadline_is_none():
     assert stuck([held(1e6, timeout_seconds=0)], 5) == []
+
+
+def test_a_job_that_a_neighbour_keeps_waiting_is_none():
+    waiting = held(STILL_SECONDS + 6)
+    waiting.is_kept_waiting = True
+
+    assert stuck([waiting], 5) == []

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
 from collections.abc import Iterator
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 
 import pytest
 
@@ -14,6 +15,7 @@ from pgqueue.errors import ConfigurationError
 from pgqueue.runtime import http
 from pgqueue.runtime.health import Health
 from pgqueue.runtime.http import Answer, Server, pages
+from tests.support import wait_until
 
 
 def ask(port: int, path: str, method: str = "GET", host: str = "127.0.0.1") -> tuple[int, bytes]:
@@ -106,6 +108,55 @@ def test_more_clients_than_any_monitoring_has_are_turned_away(server):
     assert len(turned_away) == 5
     for one in silent:
         one.close()
+
+
+def test_clients_that_say_a_little_now_and_then_are_cut_off_in_time(monkeypatch):
+    """The time is for the whole request: each byte in time must not earn another read's time."""
+    monkeypatch.setattr(http, "_REQUEST_SECONDS", 0.6)
+    served = Server("127.0.0.1", 0, {"/healthz": lambda: Answer(200, "text/plain", b"ok\n")})
+    slow = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(http._MAX_REQUESTS)]
+    try:
+
+        def answers() -> bool:
+            for one in slow:
+                with contextlib.suppress(OSError):
+                    one.send(b"G")
+            try:
+                return ask(served.port, "/healthz") == (200, b"ok\n")
+            except (OSError, HTTPException):
+                return False
+
+        wait_until(answers, 5)
+    finally:
+        for one in slow:
+            one.close()
+        served.close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /hea", b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Slow"])
+def test_a_client_that_stops_in_the_middle_of_its_request_is_cut_off(monkeypatch, sent):
+    monkeypatch.setattr(http, "_REQUEST_SECONDS", 0.2)
+    served = Server("127.0.0.1", 0, {})
+    try:
+        with socket.create_connection(("127.0.0.1", served.port), timeout=5) as one:
+            one.sendall(sent)
+
+            assert one.recv(1) == b""
+    finally:
+        served.close()
+
+
+def test_a_request_that_no_thread_could_be_started_for_gives_its_turn_back(server, monkeypatch):
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        for _ in range(http._MAX_REQUESTS + 1):
+            with socket.create_connection(("127.0.0.1", server.port), timeout=5) as one:
+                assert one.recv(1) == b""
+
+    assert ask(server.port, "/metrics") == (200, b"numbers\n")
 
 
 def test_a_port_that_is_taken_is_one_sentence(server):

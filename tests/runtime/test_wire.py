@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pgqueue.runtime import wire
 from pgqueue.runtime.wire import Decoder, frame
 
 MESSAGES = [
@@ -32,3 +36,26 @@ def test_half_a_message_waits_for_its_other_half() -> None:
     assert decoder.feed(one[:3]) == []
     assert decoder.feed(one[3:-1]) == []
     assert decoder.feed(one[-1:]) == [["stop"]]
+
+
+@pytest.fixture(params=[wire.orjson, None], ids=["orjson", "json"])
+def _implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "orjson", request.param)
+
+
+@pytest.mark.usefixtures("_implementation")
+def test_numbers_of_any_size_arrive_as_they_were_sent() -> None:
+    message = [
+        "hello",
+        {"bits": 2**64, "below": -(2**63) - 1, "most": sys.maxsize, "half": 0.5, "text": "é"},
+    ]
+
+    assert Decoder().feed(frame(message)) == [message]
+
+
+@pytest.mark.usefixtures("_implementation")
+def test_what_the_other_side_could_not_read_is_refused_here() -> None:
+    with pytest.raises((TypeError, ValueError)):
+        frame(["done", "half a pair \ud800"])
+    with pytest.raises((TypeError, ValueError)):
+        frame(["done", "half a pair \ud800", 2**64])

@@ -264,7 +264,7 @@ CHANGES = (
     ("jobs", "cancel", "{scheduled}"),
     ("dlq", "redrive", "{dead}"),
     ("dlq", "purge", "{other_dead}", "--yes"),
-    ("queues", "pause", "q"),
+    ("queues", "pause", "q", "--force"),
     ("queues", "resume", "q"),
     ("queues", "limit", "q", "3"),
     ("limits", "set", "queue:q", "5/s"),

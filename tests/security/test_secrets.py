@@ -166,6 +166,9 @@ def test_no_command_shows_a_password_whatever_goes_wrong(dsn, monkeypatch, capsy
         closed,
         f"postgresql:/someone:{PASSWORD}@h/d",
         f"host=127.0.0.1 port=1 password={PASSWORD}",
+        f"postgresql://someone:un@{PASSWORD}@127.0.0.1:1/jobs",
+        f"postgresql://someone:un/{PASSWORD}@127.0.0.1:1/jobs",
+        f"postgresql://someone@corp:{PASSWORD}@127.0.0.1:1/jobs",
     ):
         monkeypatch.setenv("PGQUEUE_DSN", where)
         for command in (
@@ -183,6 +186,14 @@ def test_no_command_shows_a_password_whatever_goes_wrong(dsn, monkeypatch, capsy
     )
     assert worked.returncode == 75
     assert PASSWORD not in worked.stdout + worked.stderr
+    unescaped = f"postgresql://someone:un@{PASSWORD}@127.0.0.1:1/jobs"
+    for options in ((dsn, "--listen-dsn", unescaped), (unescaped,)):
+        refused = run_pgqueue(
+            "worker", "--app", "tests.security.quiet_jobs:app", *options[1:], dsn=options[0]
+        )
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert "percent-encode the password" in refused.stderr
+        assert PASSWORD not in refused.stderr
 
 
 def test_a_child_process_inherits_no_descriptor_but_its_socket_and_its_board(queue, dsn, tmp_path):
@@ -196,7 +207,8 @@ def test_a_child_process_inherits_no_descriptor_but_its_socket_and_its_board(que
 
 
 def test_passwords_are_found_in_every_spelling_of_a_dsn():
-    assert database.passwords("postgresql://u:p%40ss@h/d") == ["p@ss", "p%40ss"]
+    assert database.passwords("postgresql://u:p%40ss@h/d") == ["p%40ss", "p@ss"]
+    assert "p@ss/word" in database.passwords("postgresql://u:p@ss/word@h/d")
     assert database.passwords("host=h password='p ss'") == ["p ss"]
     assert database.passwords("postgresql://u@h/d") == []
     assert database.passwords("nonsense") == []

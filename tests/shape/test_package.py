@@ -149,8 +149,10 @@ WITH_SQL = {
     "database.py": "sets a session up before any statement can be run on it",
     "diagnosis/schema.py": "says to a person which statement mends a fault",
     "diagnosis/server.py": "says to a person which statement mends a fault",
+    "diagnosis/sessions.py": "says to a person which statement mends a fault",
     "embedded/cluster.py": "makes the database, on a server that has none yet",
     "migrate.py": "makes the schema that statements are about",
+    "shell.py": "says to a person which statement ends a session",
 }
 
 

@@ -99,10 +99,12 @@ class Session:
             [attempt.job_id for attempt in attempts],
         )
 
-    def overrun(self, *attempts: Any) -> None:
-        """Let the deadlines of these attempts be long over."""
+    def overrun(self, *attempts: Any, seconds: float = 86_400.0) -> None:
+        """Let the deadlines of these attempts be over for so long."""
         self.rows(
-            "UPDATE pgqueue.jobs SET deadline_at = deadline_at - interval '1 day' WHERE id = ANY (%s)",
+            "UPDATE pgqueue.jobs SET deadline_at = clock_timestamp() - make_interval(secs => %s) "
+            "WHERE id = ANY (%s)",
+            seconds,
             [attempt.job_id for attempt in attempts],
         )
 

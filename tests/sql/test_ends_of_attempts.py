@@ -273,10 +273,10 @@ def test_an_expired_lease_is_reaped_once_as_a_crash(session):
 
     job = session.job(attempt.job_id)
     assert first == [
-        (attempt.job_id, "scheduled", "lease expired: the worker crashed or was cut off", "send", "mail")
+        (attempt.job_id, "ready", "lease expired: the worker crashed or was cut off", "send", "mail")
     ]
     assert second == []
-    assert (job.attempt, job.crashes, job.state) == (1, 1, "scheduled")
+    assert (job.attempt, job.crashes, job.state) == (1, 1, "ready")
 
 
 def test_a_live_lease_is_left_alone(session):
@@ -307,16 +307,31 @@ def test_the_owner_gets_its_grace_to_report_a_timeout_first(session):
     assert [row.job_id for row in beyond] == [attempt.job_id]
 
 
-def test_three_crashes_found_by_the_reaper_are_death(session):
+def test_the_reaper_counts_crashes_as_whoever_sees_them_does(session):
     job_id = session.enqueue(max_attempts=1)
-    states = []
+    states, waits = [], []
     for _ in range(3):
         session.make_due()
         session.expire(*session.claim())
-        states += [row.state for row in session.call("reap", base_seconds=0)]
+        states += [row.state for row in session.call("reap")]
+        if states[-1] != "dead":
+            waits.append(wait_seconds(session, job_id))
 
-    assert states == ["scheduled", "scheduled", "dead"]
+    assert states == ["ready", "scheduled", "dead"]
+    assert waits[0] < 0
+    assert -1 < waits[1] <= 2
     assert session.dead(job_id).reason == "lease expired: the worker crashed or was cut off"
+
+
+@pytest.mark.parametrize("lease_seconds", [0, -1, 86_401, 1e30, float("inf"), float("nan"), None])
+def test_a_lease_that_the_reaper_could_not_count_is_refused(session, lease_seconds):
+    session.enqueue()
+
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="lease_seconds is"):
+        session.claim(lease_seconds=lease_seconds)
+    assert len(session.claim(lease_seconds=86_400)) == 1
+    with pytest.raises(psycopg.errors.CheckViolation):
+        session.rows("UPDATE pgqueue.jobs SET lease_seconds = 'infinity'")
 
 
 # Heartbeats.
@@ -340,6 +355,29 @@ def test_a_heartbeat_says_for_each_job_where_it_stands(session, open_session):
         overdue.job_id: "overdue",
         lost.job_id: "lost",
     }
+
+
+def test_a_heartbeat_prolongs_the_lease_of_a_job_whose_owner_is_about_to_stop_it(session):
+    """Else the lease would end before the grace that the owner leaves the handler, and it would run twice."""
+    attempt = start(session)
+    session.expire(attempt)
+    session.overrun(attempt, seconds=20)
+
+    said = session.heartbeat(attempt)
+    within = session.call("reap", deadline_grace_seconds=30)
+    beyond = session.call("reap", deadline_grace_seconds=10)
+
+    assert (said, within) == ({attempt.job_id: "overdue"}, [])
+    assert [(row.job_id, row.reason) for row in beyond] == [(attempt.job_id, "timed out")]
+
+
+def test_a_job_past_its_deadline_whose_row_is_locked_is_asked_for_again(session, open_session):
+    attempt = start(session)
+    session.overrun(attempt)
+    holder = open_session(autocommit=False)
+    holder.rows("SELECT FROM pgqueue.jobs WHERE id = %s FOR UPDATE", attempt.job_id)
+
+    assert session.heartbeat(attempt) == {attempt.job_id: "busy"}
 
 
 def test_a_heartbeat_prolongs_the_lease(session):

@@ -501,6 +501,28 @@ def test_one_wrong_job_refuses_the_batch(session):
     assert session.one("SELECT count(*) FROM pgqueue.jobs") == 0
 
 
+@pytest.mark.parametrize("keyed", [{}, {"unique_key": "u"}])
+@pytest.mark.parametrize("without", [{"args": {}}, {"task": None}])
+def test_a_job_without_a_task_refuses_the_batch_by_its_place(session, without, keyed):
+    with pytest.raises(psycopg.errors.InvalidParameterValue) as caught:
+        session.enqueue_many({"task": "t"}, {**without, **keyed}, {"args": {}})
+
+    assert caught.value.diag.message_primary == "job 1 of enqueue_many has no task"
+    assert session.one("SELECT count(*) FROM pgqueue.jobs") == 0
+
+
+def test_a_misspelt_task_is_called_that_and_not_missing(session):
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match=r'job 0 of enqueue_many .* "tsak"'):
+        session.enqueue_many({"tsak": "t"})
+
+
+def test_one_job_without_a_task_is_refused(session):
+    with pytest.raises(psycopg.errors.InvalidParameterValue) as caught:
+        session.rows("SELECT pgqueue.enqueue(NULL)")
+
+    assert caught.value.diag.message_primary == "the job has no task"
+
+
 @pytest.mark.parametrize("unique_key", [None, "u"])
 def test_a_member_that_is_not_known_refuses_the_batch_by_its_name(session, unique_key):
     with pytest.raises(psycopg.errors.InvalidParameterValue) as refused:
