@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -114,6 +115,7 @@ def pgqueue(
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
         code = main([str(argument) for argument in arguments])
         captured = capsys.readouterr()
-        return Ended(code, captured.out, captured.err)
+        # A few seconds are a moment: machines may be slow.
+        return Ended(code, re.sub(r"(?<![\d.,:])[1-9] s\b", "0 s", captured.out), captured.err)
 
     return run
