@@ -255,7 +255,9 @@ BEGIN
                     state = 'running', attempt = j.attempt + 1, claim_token = new_token,
                     worker_id = claim.worker_id, lease_seconds = claim.lease_seconds, concurrency_slot = p.slot,
                     unique_key = CASE WHEN NOT j.is_unique_until_start THEN j.unique_key END,
-                    rate_parked_at = NULL, heartbeat_at = clock_timestamp(), started_at = clock_timestamp(),
+                    -- In the line it was put off for an hour, as a safety net; given back it is due at once.
+                    rate_parked_at = NULL, run_at = least(j.run_at, clock_timestamp()),
+                    heartbeat_at = clock_timestamp(), started_at = clock_timestamp(),
                     deadline_at = clock_timestamp() + make_interval(secs => nullif(j.timeout_seconds, 0))
                 FROM unnest(places, was_ready, slots) AS p (place, was_ready, slot)
                 WHERE j.ctid = p.place

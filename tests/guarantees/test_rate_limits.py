@@ -62,6 +62,26 @@ def test_who_waits_in_line_and_who_is_ready_share_the_slots_of_their_key(session
     assert ids(session.claim()) == [ready]
 
 
+@pytest.mark.parametrize("end", ["release", "crash", "reap"])
+def test_who_started_from_the_line_and_is_given_back_is_due_at_once(session, end):
+    limit(session, "task:t", tokens_per_second=1)
+    session.enqueue()
+    waiting = session.enqueue()
+    session.claim()
+    session.claim()
+    let_pass(session, 1)
+    (attempt,) = session.claim()
+    if end == "reap":
+        session.expire(attempt)
+        session.call("reap")
+    else:
+        getattr(session, end)(attempt)
+    let_pass(session, 1)
+
+    assert attempt.job_id == waiting
+    assert ids(session.claim()) == [waiting]
+
+
 @pytest.mark.parametrize("what", ["changed", "removed"])
 def test_a_pattern_takes_along_what_a_claim_is_just_making_of_it(session, open_session, what):
     limit(session, "key:*", tokens_per_second=100, burst=100)
