@@ -216,7 +216,13 @@ def _refuse_unknown(
     """Refuse a misspelt name: a row of its own would look like success, and hold nothing back."""
     from pgqueue import admin
     from pgqueue.errors import PgqueueError, UnknownQueue
+    from pgqueue.model.options import check_option
 
+    for name in names:
+        try:
+            check_option("queue", name)
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
     if force or not names:
         return
     known = admin.known_queues(connection, schema)

@@ -241,3 +241,15 @@ def test_nothing_to_resume_is_said(pgqueue):
     ended = pgqueue("queues", "resume", "--all")
 
     assert (ended.code, ended.err) == (0, "no queues\n")
+
+
+@pytest.mark.parametrize("command", [("pause",), ("resume",), ("limit", "5")])
+@pytest.mark.parametrize("name", ["", "x" * 101])
+def test_a_name_that_no_queue_can_have_is_not_called_unknown(pgqueue, command, name):
+    what, *more = command
+
+    ended = pgqueue("queues", what, name, *more)
+
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("pgqueue: queue ")
+    assert "--force" not in ended.err

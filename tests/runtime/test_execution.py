@@ -359,13 +359,13 @@ async def test_a_result_that_cannot_be_kept_does_not_undo_the_work(bench: Bench)
         assert outcome.note
 
 
-@bench
-async def test_progress_is_passed_on(bench: Bench) -> None:
+async def passed_on(bench: Bench, *said: Any) -> Any:
+    """Give what becomes of the progress that a handler reports."""
     release = threading.Event()
 
     @bench.task()
     def work(job: JobContext) -> None:
-        job.progress(3, 10, "three of ten")
+        job.progress(*said)
         release.wait(10)
 
     serial = bench.submit("work")
@@ -374,8 +374,14 @@ async def test_progress_is_passed_on(bench: Bench) -> None:
             await asyncio.sleep(0.01)
     release.set()
     await bench.outcome(serial)
+    return bench.progress[serial]
 
-    assert bench.progress[serial]["done"] == 3
+
+@bench
+async def test_progress_is_passed_on(bench: Bench) -> None:
+    progress = await passed_on(bench, 3, 10, "three of ten")
+
+    assert progress["done"] == 3
 
 
 @bench
@@ -656,21 +662,9 @@ async def test_an_outcome_that_cannot_be_passed_on_takes_no_neighbour_along(benc
 
 @bench
 async def test_progress_too_large_for_a_number_is_left_out(bench: Bench) -> None:
-    release = threading.Event()
+    progress = await passed_on(bench, 10**400, 2**70, "far")
 
-    @bench.task()
-    def work(job: JobContext) -> None:
-        job.progress(10**400, 2**70, "far")
-        release.wait(10)
-
-    serial = bench.submit("work")
-    async with asyncio.timeout(5):
-        while serial not in bench.progress:
-            await asyncio.sleep(0.01)
-    release.set()
-    await bench.outcome(serial)
-
-    assert bench.progress[serial] == {"total": 2**70, "message": "far"}
+    assert progress == {"total": 2**70, "message": "far"}
     assert frame(["progress", list(bench.progress.items())])
 
 
