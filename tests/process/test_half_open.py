@@ -56,7 +56,9 @@ def test_a_worker_whose_new_connections_fall_silent_before_they_are_of_use_tries
 
         proxy.strand_new()
         proxy.cut()
-        wait_until(lambda: proxy.stranded >= 3, 20, "it has connected, and nobody answers")
+        # Those that are in use. Who holds nothing looks so seldom for its lease's connection that all three
+        # at once would be chance.
+        wait_until(lambda: proxy.stranded >= 2, 20, "claim and finish have connected, and nobody answers")
         proxy.heal()
         queue.wait_for_state(queue.insert("double", '{"number": 2}'), "succeeded", seconds=30)
 
