@@ -12,6 +12,7 @@ stands by: it only looks for jobs that nobody renews, so that whoever takes all 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import time
 from collections.abc import Sequence
@@ -26,6 +27,9 @@ from pgqueue.sql import Statement, presence
 _FROZEN_SECONDS = 10.0
 _PING_SECONDS = 3.0
 _PATIENCE = 4
+
+# For a server of its own that was lost to be there again, before the jobs go on without it.
+_COME_BACK_SECONDS = 1.0
 
 # More than one, so that a frozen or dead one is missed by nobody.
 MAINTAINERS = 3
@@ -119,6 +123,14 @@ class Bell(Link):
         self.place = asyncio.Event()
         self.reaps = asyncio.Event()
         self._descriptor: int | None = None
+
+    async def attend(self) -> None:
+        """Listen, before a claim: what is inserted between the two rings.
+
+        Raises:
+            DatabaseLost: not now; a pause has been made.
+        """
+        await self.connect()
 
     async def prepare(self, connection: AsyncConnection[Any]) -> None:
         """Listen first; whoever connects claims next. The other order would miss what came between."""
@@ -273,29 +285,58 @@ class Bell(Link):
             watch.forget()
 
 
-class NoBell(Bell):
+class BellApart(Bell):
+    """On a server that is reached another way than the database, past a proxy say.
+
+    While it is away its worker polls, and looks after everybody's jobs as do all workers without a session.
+    """
+
+    _coming_back: asyncio.Task[None] | None = None
+
+    async def attend(self) -> None:
+        if self.connection is None and (self._coming_back is None or self._coming_back.done()):
+            self._coming_back = asyncio.create_task(self._come_back())
+            # Mostly it is there. If not, it has had its time: the jobs do not wait for it.
+            await asyncio.wait({self._coming_back}, timeout=_COME_BACK_SECONDS)
+
+    async def _come_back(self) -> None:
+        while self.connection is None:
+            with contextlib.suppress(DatabaseLost):
+                await self.connect()
+        # What was inserted before it listened did not ring.
+        self._wake.set()
+
+    async def rest(self, watch: Watch) -> str:
+        if self.connection is not None:
+            return await super().rest(watch)
+        watch.step = len(GLOW)
+        return "off"
+
+    async def take_rings(self) -> list[Watch]:
+        return [] if self.connection is None else await super().take_rings()
+
+    async def look_after_session(self) -> None:
+        if self.connection is None:
+            # It cannot hold a place, so it does what there is to do.
+            self.place.set()
+            self.reaps.set()
+        else:
+            await super().look_after_session()
+
+    @property
+    def poll_seconds(self) -> float:
+        return self._poll_seconds if self.connection is None else super().poll_seconds
+
+    async def close(self) -> None:
+        if self._coming_back is not None and self._coming_back is not asyncio.current_task():
+            self._coming_back.cancel()
+        await super().close()
+
+
+class NoBell(BellApart):
     """For a worker that only polls: behind a proxy that pools transactions a session keeps nothing."""
 
     has_session = False
 
-    async def connect(self) -> Any:
-        """There is no session."""
-
-    async def rest(self, watch: Watch) -> str:
-        watch.step = len(GLOW)
-        return "off"
-
-    async def rise(self, watch: Watch, *, leaves_duty: bool = False, rings: bool = False) -> None:
-        """Nobody sleeps here."""
-
-    async def take_rings(self) -> list[Watch]:
-        return []
-
-    async def look_after_session(self) -> None:
-        # It cannot hold a place, so it does what there is to do as everybody did.
-        self.place.set()
-        self.reaps.set()
-
-    @property
-    def poll_seconds(self) -> float:
-        return self._poll_seconds
+    async def attend(self) -> None:
+        """There is nobody to come back."""

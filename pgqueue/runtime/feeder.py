@@ -121,8 +121,7 @@ class Feeder:
         await self._link.close()
 
     async def _round(self) -> None:
-        # LISTEN comes before the claim: what is inserted between the two rings.
-        await self._bell.connect()
+        await self._bell.attend()
         await self._link.connect()
         if self._has_orphans:
             await self._release_orphans()

@@ -65,10 +65,14 @@ class DatabaseUnable(DatabaseLost):
 
 
 class Outage:
-    """Whether the database is away, as all links of a worker see it; said once at its begin and its end."""
+    """Whether the database is away, as all links of a worker see it; said once at its begin and its end.
 
-    def __init__(self, log: Log) -> None:
+    `what` it is that they all lead to, for the log.
+    """
+
+    def __init__(self, log: Log, what: str = "database") -> None:
         self._log = log
+        self._what = what
         # Links without a connection, and statements that the server is unable to do.
         self._down: set[str] = set()
         self._began_at = 0.0
@@ -87,12 +91,12 @@ class Outage:
         """
         self.errors += 1
         if self._down or heard_at >= self._ended_at:
-            self._add(link, "database lost, reconnecting", error)
+            self._add(link, f"{self._what} lost, reconnecting", error)
 
     def hampers(self, statement: str, error: BaseException) -> None:
         """Take note that the server is unable to do a statement, until it does it."""
         self.errors += 1
-        self._add(statement, "database in trouble, trying again", error)
+        self._add(statement, f"{self._what} in trouble, trying again", error)
         self._forget(statement)
         self._alarms[statement] = asyncio.get_running_loop().call_later(_FORGET_SECONDS, self.ends, statement)
 
@@ -115,7 +119,7 @@ class Outage:
             self._news.clear()
             if not self._down:
                 self._ended_at = time.monotonic()
-                self._log.info("database is back", seconds=round(self._ended_at - self._began_at, 3))
+                self._log.info(f"{self._what} is back", seconds=round(self._ended_at - self._began_at, 3))
 
     @property
     def is_on(self) -> bool:

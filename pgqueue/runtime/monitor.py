@@ -81,12 +81,15 @@ class Monitor:
         self._start(pulse.turn())
         self._log.info("metrics served", host=settings.metrics_host, port=self._server.port)
 
-    def watch(self, dsn: str, schema: str, bell: Bell) -> None:
-        """Work has begun: from now on it may be ready, and the database's numbers may be its part."""
+    def watch(self, dsn: str, schema: str, outage: Outage, bell: Bell) -> None:
+        """Work has begun: from now on it may be ready, and the database's numbers may be its part.
+
+        `dsn` leads to sessions that keep what they are told, `outage` says whether there are any.
+        """
         if self._server is None:
             return
         self._bell = bell
-        gauges = Gauges(dsn, schema, self._outage, self._log, place=bell.place)
+        gauges = Gauges(dsn, schema, outage, self._log, place=bell.place)
         self._exposition.add_database(gauges, lambda: not self._outage.is_on)
         # Behind a proxy that pools transactions no session keeps a place: there the exporter is for that.
         if bell.has_session:

@@ -28,7 +28,7 @@ from pgqueue.database import (
 from pgqueue.dsn import resolve
 from pgqueue.errors import ConfigurationError
 from pgqueue.model.outcome import RELEASED
-from pgqueue.runtime.bell import Bell, NoBell
+from pgqueue.runtime.bell import Bell, BellApart, NoBell
 from pgqueue.runtime.breakers import Breakers
 from pgqueue.runtime.feeder import Feeder
 from pgqueue.runtime.finisher import Finisher
@@ -178,14 +178,17 @@ class Worker:
         claim = Link(dsn, schema, "claim", self._outage, {"synchronous_commit": "off"})
         finish = Link(dsn, schema, "finish", self._outage, {"lock_timeout": "1s"})
         sessions = await asyncio.to_thread(self._find_sessions, dsn)
+        is_apart = launch.listen_dsn is not None
+        # Jobs run as long as the database is there, whatever becomes of the way past its proxy.
+        outage = Outage(self._log, "server for wake-ups") if is_apart else self._outage
         history = None
         if sessions is not None:
             history = Link(
-                sessions, schema, "history", self._outage, {"statement_timeout": "0"}, patience_seconds=3600
+                sessions, schema, "history", outage, {"statement_timeout": "0"}, patience_seconds=3600
             )
-        make_bell = Bell if settings.listens and sessions is not None else NoBell
+        make_bell = NoBell if sessions is None or not settings.listens else BellApart if is_apart else Bell
         bell = make_bell(
-            sessions or dsn, schema, self._outage, self._ledger.queues, self._wake, settings.poll_seconds
+            sessions or dsn, schema, outage, self._ledger.queues, self._wake, settings.poll_seconds
         )
         self._finisher = Finisher(
             link=finish,
@@ -251,7 +254,7 @@ class Worker:
         await self._nursery.fill(dsn, self._finisher, breakers)
         since = await self._first_contact(finish, maintenance, breakers, default_queues)
         lease.start()
-        self._monitor.watch(sessions or dsn, schema, bell)
+        self._monitor.watch(sessions or dsn, schema, outage, bell)
         tasks = {
             asyncio.create_task(feeder.run(), name="feeder"),
             asyncio.create_task(self._finisher.run(), name="finisher"),

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+from psycopg.conninfo import make_conninfo
 
+from tests.faults.proxy import Proxy
 from tests.process.jobs import EFFECTS
 from tests.support import end, wait_until
 
@@ -176,3 +178,8 @@ class Queue:
 
     def close(self) -> None:
         self.connection.close()
+
+
+def through(proxy: Proxy, queue: Queue) -> str:
+    """Give the way to a queue's database through a proxy."""
+    return make_conninfo(queue.dsn, host="127.0.0.1", port=proxy.port)

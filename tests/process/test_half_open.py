@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgqueue.runtime.link import PATIENCE_SECONDS
 from tests.faults.proxy import Proxy
-from tests.process.support import Queue, worker
+from tests.process.support import Queue, through, worker
 from tests.support import wait_until
 
 SESSIONS = (
     "SELECT pid FROM pg_stat_activity "
     "WHERE application_name LIKE 'pgqueue worker%%' AND datname = current_database()"
 )
-
-
-@pytest.fixture
-def proxy(queue: Queue) -> Iterator[Proxy]:
-    server = conninfo_to_dict(queue.dsn)
-    host, port = str(server["host"]), server.get("port", 5432)
-    proxy = Proxy(lambda: f"{host}/.s.PGSQL.{port}" if host.startswith("/") else (host, int(port)))
-    yield proxy
-    proxy.close()
-
-
-def through(proxy: Proxy, queue: Queue) -> str:
-    return make_conninfo(queue.dsn, host="127.0.0.1", port=proxy.port)
 
 
 def test_a_worker_whose_connections_all_fall_silent_is_soon_out_of_patience_and_gets_new_ones(
