@@ -223,4 +223,4 @@ def _split_off_dsns(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def _has_password(dsn: str) -> bool:
     # Rather once too often: `password=` of any spelling, or `user:something@` behind the scheme.
     without_scheme = re.sub(r"^[A-Za-z0-9+]+:/*", "", dsn)
-    return re.search(r"password|:[^/]*@", without_scheme, re.IGNORECASE) is not None
+    return re.search(r"password|:.*@", without_scheme, re.IGNORECASE | re.DOTALL) is not None

@@ -332,6 +332,17 @@ def test_a_password_does_not_stay_on_the_command_line(fast_dsn, program, form):
     assert (process.returncode, out) == (0, "1\n")
 
 
+def test_a_password_that_should_have_been_escaped_does_not_stay_there_either():
+    shown = ""
+    with start_pgqueue("jobs", "list", "--dsn", f"postgresql://shop:{SECRET}/1@db/shop") as process:
+        while process.poll() is None:
+            shown = Path(f"/proc/{process.pid}/cmdline").read_text() or shown
+        out, error = process.communicate(timeout=30)
+
+    assert shown.endswith("jobs\0list\0")
+    assert SECRET not in out + error
+
+
 def test_a_dsn_without_a_password_stays_where_it_is(fast_dsn):
     with start_pgqueue("enqueue", "--dsn", fast_dsn, "--force", "--lines", "-") as process:
         wait_until(lambda: connected(fast_dsn))
