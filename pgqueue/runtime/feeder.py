@@ -17,14 +17,11 @@ from pgqueue.database import Error, redact
 from pgqueue.model.place import Cursor
 from pgqueue.runtime.bell import GLOW, Bell, Watch
 from pgqueue.runtime.breakers import Breakers
-from pgqueue.runtime.ledger import Ledger, Pool
+from pgqueue.runtime.ledger import MAX_CLAIM, Ledger, Pool
 from pgqueue.runtime.link import DatabaseBusy, DatabaseLost, Link
 from pgqueue.runtime.log import Log
 from pgqueue.sql import attempts, limits
 from pgqueue.sql.attempts import ClaimedRow
-
-# One claim takes at most so many jobs: past a few hundred a larger batch gains nothing.
-MAX_CLAIM = 500
 
 # While no rate limit and no pause is known, look whether there is one only so often.
 _LOOK_FOR_LIMITS_SECONDS = 5.0

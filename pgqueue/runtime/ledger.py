@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 # How much work to claim beyond the free slots: what the slots get through in this time. Enough to
 # keep them busy over a round trip, too little for another worker to miss.
 AHEAD_SECONDS = 0.05
-MAX_AHEAD = 1000
+MAX_AHEAD = 2000
+# One claim takes at most so many jobs: past a few hundred a larger batch gains nothing. A few claims' worth
+# may be ahead, so that while one is under way the slots have something to do, whatever else holds it up.
+MAX_CLAIM = 500
 
 
 class Held:

@@ -22,7 +22,7 @@ from pgqueue.runtime.execution import STALE_SECONDS, Ended
 from pgqueue.runtime.finisher import Finisher
 from pgqueue.runtime.infirmary import Infirmary
 from pgqueue.runtime.launch import Launch
-from pgqueue.runtime.ledger import Held, Ledger, Pool
+from pgqueue.runtime.ledger import MAX_CLAIM, Held, Ledger, Pool
 from pgqueue.runtime.log import Log
 from pgqueue.runtime.notify import VARIABLES
 from pgqueue.runtime.orphans import bury_orphans
@@ -237,8 +237,9 @@ class Nursery:
         free = sum(max(0, child.free(pool.number)) for child in ready)
         ahead = pool.ahead()
         room = min(pool.slots - pool.in_flight, free) + ahead
-        # Short jobs: rather one large claim when half of them are done than many small ones.
-        return room if room > ahead // 2 else 0
+        # Short jobs: rather one large claim, when half of them are done or there is room for a full one, than
+        # many small ones.
+        return room if room > min(ahead // 2, MAX_CLAIM - 1) else 0
 
     def _ready(self, pool: Pool) -> list[Child]:
         return [
