@@ -8,6 +8,7 @@ import time
 
 import pgqueue
 from bench.recorder import Recorder
+from bench.work import work as do_work
 
 app = pgqueue.App()
 
@@ -25,21 +26,15 @@ def nothing_sync(i: int) -> None:
 
 
 @app.task
-async def work(i: int, us: int) -> None:  # noqa: ARG001  called as the others are
-    """Use so many microseconds of this processor, in Python."""
-    _work(us)
+async def work(i: int, steps: int) -> None:  # noqa: ARG001  called as the others are
+    """Use this processor, in Python."""
+    do_work(steps)
 
 
 @app.task
-def work_sync(i: int, us: int) -> None:  # noqa: ARG001  called as the others are
+def work_sync(i: int, steps: int) -> None:  # noqa: ARG001  called as the others are
     """Do the same in a thread."""
-    _work(us)
-
-
-def _work(us: int) -> None:
-    end = time.thread_time_ns() + us * 1000
-    while time.thread_time_ns() < end:
-        pass
+    do_work(steps)
 
 
 @app.task

@@ -11,10 +11,11 @@ from typing import Any
 
 import psycopg
 
-from bench.measure import CORES, Meter, Result, in_turn, medians
+from bench.measure import Meter, Result, in_turn, medians
 from bench.plot import Bars
 from bench.raw import drain_rates
 from bench.server import ROOT, durable_server, migrated_database, settle, surroundings, worker_command
+from bench.work import alone_seconds, steps_of
 
 INSERT = """
 SELECT count(*)
@@ -80,8 +81,9 @@ def measure(
 ) -> Iterator[Result]:
     """Fill a queue and drain it, `runs` times, each in a fresh database; one result for each run."""
     is_sync = handler.endswith("_sync")
+    steps = steps_of(work_us) if work_us else 0
     task, more = (
-        (handler, "{}") if not work_us else ("work_sync" if is_sync else "work", f'{{"us": {work_us}}}')
+        (handler, "{}") if not work_us else ("work_sync" if is_sync else "work", f'{{"steps": {steps}}}')
     )
     command = worker_command(
         *("--until-empty", "--processes", str(processes), "-c", str(concurrency), "--log-level", log_level)
@@ -91,10 +93,13 @@ def measure(
         for run in range(1, runs + 1):
             found: Result = {}
             raw: dict[str, float] = {}
+            alone: float | None = None
             with migrated_database(server, f"throughput_{run}") as dsn:
-                for case in in_turn(("raw", "worker"), run):
+                for case in in_turn(("raw", "alone", "worker"), run):
                     if case == "raw":
                         raw = drain_rates(dsn, min(jobs, RAW_JOBS), batch)
+                    elif case == "alone":
+                        alone = alone_seconds(jobs, steps) if work_us else None
                     else:
                         found = _drain(server.pid, dsn, jobs, task, more, command, profile=profile)
             rate = found["jobs_per_second"]
@@ -104,7 +109,7 @@ def measure(
                 **found,
                 **{f"raw_{name}_jobs_per_second": round(value) for name, value in raw.items()},
                 **{f"ratio_to_raw_{name}": round(rate / value, 3) for name, value in raw.items()},
-                **({"ratio_to_work_alone": round(rate * work_us / 1e6 / CORES, 3)} if work_us else {}),
+                **(_beside_work_alone(found["seconds"], alone) if alone else {}),
                 "processes": processes,
                 "concurrency": concurrency,
                 "handler": handler,
@@ -112,6 +117,10 @@ def measure(
                 "batch": batch,
                 "log_level": log_level,
             }
+
+
+def _beside_work_alone(seconds: float, alone: float) -> Result:
+    return {"work_alone_seconds": round(alone, 3), "ratio_to_work_alone": round(alone / seconds, 3)}
 
 
 def plot(results: list[Result]) -> list[Bars]:
