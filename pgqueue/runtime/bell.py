@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pgqueue.database import AsyncConnection, Error, arun
-from pgqueue.runtime.link import DatabaseBusy, DatabaseLost, Link, Outage, T
+from pgqueue.runtime.link import PATIENCE_SECONDS, DatabaseBusy, DatabaseLost, Link, Outage, T
 from pgqueue.sql import Statement, presence
 
 # A frozen worker must not keep the bell: every insert would ring for nobody. Queries reset this,
@@ -28,8 +28,10 @@ _FROZEN_SECONDS = 10.0
 _PING_SECONDS = 3.0
 _PATIENCE = 4
 
-# For a server of its own that was lost to be there again, before the jobs go on without it.
+# A server of its own gets so long to be there again before the jobs go on without it; and to answer, since
+# they wait meanwhile.
 _COME_BACK_SECONDS = 1.0
+_APART_PATIENCE_SECONDS = 5.0
 
 # More than one, so that a frozen or dead one is missed by nobody.
 MAINTAINERS = 3
@@ -98,6 +100,8 @@ class Bell(Link):
     """The listening session of a worker. Used by one task only."""
 
     has_session = True
+    # How long to wait for an answer.
+    answer_seconds = PATIENCE_SECONDS
 
     def __init__(
         self,
@@ -108,7 +112,7 @@ class Bell(Link):
         wake: asyncio.Event,
         poll_seconds: float,
     ) -> None:
-        super().__init__(dsn, schema, "listen", outage)
+        super().__init__(dsn, schema, "listen", outage, patience_seconds=self.answer_seconds)
         self._poll_seconds = poll_seconds
         self._next_ping_at = 0.0
         self._patience: float | None = None
@@ -291,6 +295,7 @@ class BellApart(Bell):
     While it is away its worker polls, and looks after everybody's jobs as do all workers without a session.
     """
 
+    answer_seconds = _APART_PATIENCE_SECONDS
     _coming_back: asyncio.Task[None] | None = None
 
     async def attend(self) -> None:

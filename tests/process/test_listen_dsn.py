@@ -62,6 +62,23 @@ def test_a_worker_that_loses_the_server_for_wake_ups_polls_until_it_is_back(
         assert started.stop() == 0
 
 
+def test_a_server_for_wake_ups_that_falls_silent_holds_jobs_up_for_seconds_once(
+    queue: Queue, proxy: Proxy, tmp_path: Path
+) -> None:
+    options = ("--listen-dsn", through(proxy, queue), "--poll-seconds", "0.5")
+    with worker(queue.dsn, tmp_path, *options) as started:
+        wait_until(lambda: queue.one(LISTENING) == 1, message="it listens")
+        queue.wait_for_state(queue.insert("double", '{"number": 1}'), "succeeded")
+
+        proxy.strand_new()
+        assert proxy.strand() == 1
+        while not started.lines(LOST):
+            queue.wait_for_state(queue.insert("double", '{"number": 2}'), "succeeded", seconds=9)
+        queue.wait_for_state(queue.insert("double", '{"number": 3}'), "succeeded", seconds=4)
+
+        assert started.stop() == 0
+
+
 def test_a_worker_starts_without_the_server_for_wake_ups_and_is_woken_once_that_is_there(
     queue: Queue, proxy: Proxy, tmp_path: Path
 ) -> None:
