@@ -92,6 +92,22 @@ _BUSY = (
 )
 
 
+class _Interruptible(Connection[Any]):
+    """A connection that an interrupt leaves with nothing under way: idle, in a transaction, or closed.
+
+    Ctrl-C cancels what the server is at. But where it comes between sending a statement and waiting for
+    its answer, nobody reads that answer any more, and every later use fails, the rollback before all.
+    """
+
+    def wait(self, *args: Any, **named: Any) -> Any:
+        try:
+            return super().wait(*args, **named)
+        except (KeyboardInterrupt, SystemExit):
+            if self.pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
+                self.pgconn.finish()
+            raise
+
+
 def normalise(dsn: str) -> str:
     """Take URLs as other libraries spell them (`postgresql+psycopg://`), and conninfo strings as they are."""
     return re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", dsn.strip())
@@ -116,7 +132,7 @@ def connect(
     """
     parameters = _parameters(dsn, application_name, must_write=must_write)
     try:
-        connection = psycopg.connect(**parameters, autocommit=True)
+        connection = _Interruptible.connect(**parameters, autocommit=True)
     except psycopg.Error as error:
         raise unreachable(dsn, error) from None
     try:

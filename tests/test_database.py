@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import signal
 import socket
 import traceback
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -161,6 +164,28 @@ def test_urls_of_other_libraries_are_understood() -> None:
     assert database.normalise("postgresql+psycopg://u@h/d") == "postgresql://u@h/d"
     assert database.normalise(" postgres://u@h/d ") == "postgres://u@h/d"
     assert database.normalise("host=h") == "host=h"
+
+
+def test_an_interrupt_that_comes_before_the_wait_for_an_answer_rolls_back_without_a_word(
+    fast_dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def interrupted_after_sending(conn: database.Connection[Any]) -> Generator[Any, Any, None]:
+        conn.pgconn.send_query(b"SELECT pg_sleep(60)")
+        signal.raise_signal(signal.SIGINT)
+        yield from ()
+
+    caplog.set_level(logging.WARNING, "psycopg")
+
+    with (
+        pytest.raises(KeyboardInterrupt),
+        database.connect(fast_dsn) as conn,
+        conn.transaction(),
+        conn.transaction(),
+    ):
+        conn.wait(interrupted_after_sending(conn))
+
+    assert conn.closed
+    assert caplog.messages == []
 
 
 def test_a_statement_runs_the_same_on_every_kind_of_connection(fast_dsn: str) -> None:

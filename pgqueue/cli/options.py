@@ -127,9 +127,13 @@ def json_option(command: Command) -> Command:
 @contextmanager
 def open_database(dsn: str | None, schema: str) -> Iterator[Connection[Any]]:
     """Connect to the database that these options mean, in autocommit; say so if its schema is no good."""
+    import logging  # slow to come, and only the driver needs it
+
     from pgqueue import database, migrate
     from pgqueue.dsn import resolve
 
+    # What it warns of is what an interrupt or an error of ours brought with it, and that is told already.
+    logging.getLogger("psycopg").setLevel(logging.ERROR)
     resolved = resolve(dsn, os.environ, schema=schema)
     with (
         database.connect(resolved.dsn, application_name="pgqueue cli") as connection,

@@ -15,9 +15,11 @@ from pathlib import Path
 import click
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgqueue import __version__, cli, migrate
 from pgqueue.cli import main
+from tests.faults.proxy import Proxy
 from tests.support import run_pgqueue, start_pgqueue, wait_until
 
 SECRET = "s3cret-w0rd"
@@ -292,6 +294,25 @@ def test_an_interrupt_ends_with_130_and_takes_back_what_was_begun(fast_dsn):
     assert (out, err.strip()) == ("", "")
     with psycopg.connect(fast_dsn) as connection:
         assert connection.execute("SELECT count(*) FROM pgqueue.jobs").fetchone() == (0,)
+
+
+def test_an_interrupt_is_no_reason_to_talk_though_the_server_fell_silent(fast_dsn, connect):
+    server = conninfo_to_dict(fast_dsn)
+    proxy = Proxy(lambda: f"{server['host']}/.s.PGSQL.{server.get('port', 5432)}")
+    try:
+        connect(fast_dsn, autocommit=False).execute("LOCK TABLE pgqueue.jobs")
+        way = make_conninfo(fast_dsn, host="127.0.0.1", port=proxy.port)
+        with start_pgqueue("enqueue", "--force", "send", dsn=way) as process:
+            wait_until(lambda: connected(fast_dsn, "active"))
+            proxy.silence()
+
+            process.send_signal(signal.SIGINT)
+
+            out, err = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert (out, err.strip()) == ("", "")
+    finally:
+        proxy.close()
 
 
 def connected(dsn, state="idle"):

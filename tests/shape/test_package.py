@@ -324,6 +324,12 @@ TEXT_SUFFIXES = {
 
 
 def _repository() -> Iterator[Path]:
+    for path in _kept():
+        if path.is_file() and path.suffix in TEXT_SUFFIXES and path != Path(__file__):
+            yield path
+
+
+def _kept() -> Iterator[Path]:
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -334,10 +340,7 @@ def _repository() -> Iterator[Path]:
         names = [os.fsdecode(name) for name in listed.stdout.split(b"\0") if name]
     else:  # an sdist; what starts with a dot, or is compiled, was made here
         names = [name for name in _files(ROOT) if not re.search(r"(?:^|/)\.", name)]
-    for name in names:
-        path = ROOT / name
-        if path.is_file() and path.suffix in TEXT_SUFFIXES and path != Path(__file__):
-            yield path
+    yield from (ROOT / name for name in names)
 
 
 def test_no_file_names_a_place_that_readers_do_not_have() -> None:
@@ -347,5 +350,11 @@ def test_no_file_names_a_place_that_readers_do_not_have() -> None:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         if UNWANTED.search(line)
     ]
+
+    assert found == []
+
+
+def test_no_file_is_left_over_from_an_edit() -> None:
+    found = [path for path in _kept() if path.suffix in {".orig", ".rej", ".bak", ".swp"} and path.exists()]
 
     assert found == []
