@@ -433,6 +433,7 @@ def test_a_hundred_schedulers_with_wrong_clocks_that_die_half_way_fire_each_tick
     assert seen["died"] > 0
 
 
+@pytest.mark.timeout(600)  # a hundred schedulers count ticks by the thousand, on whatever cores there are
 def test_after_three_hours_without_anybody_what_fired_and_what_was_skipped_is_what_was_due(session, fast_dsn):
     back = session.one("SELECT date_trunc('minute', clock_timestamp()) - interval '3 h'")
     for cron, catch_up in product(("* * * * *", "* * * * * *"), ("latest", "all", "skip")):
