@@ -60,6 +60,12 @@ class Finisher:
         self._wake = asyncio.Event()
         self.is_clear = asyncio.Event()
         self.is_clear.set()
+        # What the statement under way is about.
+        self._under_way: Batch = []
+
+    def is_writing(self, held: Held) -> bool:
+        """Say whether an attempt's end is just being written, or was and we have not heard of it."""
+        return any(one is held for one in self._under_way)
 
     def add(self, ended: Batch) -> None:
         """Take over attempts that know how they ended; their slots are free from now on."""
@@ -164,6 +170,13 @@ class Finisher:
         if kind == "settled":
             self._confirm(items, dict.fromkeys((held.row.job_id for held in items), "settled"))
             return
+        self._under_way = items
+        try:
+            await self._write_items(kind, items)
+        finally:
+            self._under_way = []
+
+    async def _write_items(self, kind: str, items: Batch) -> None:
         has_made_partition = False
         while True:
             try:

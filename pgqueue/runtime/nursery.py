@@ -319,7 +319,8 @@ class Nursery:
             for held in taken:
                 held.is_transactional = held.row.task in self._transactional
         for older in overtaken:
-            if not older.is_lost:
+            # Of one whose end gave the job back we may hear later than of the next claim.
+            if not older.is_lost and not (self._finisher and self._finisher.is_writing(older)):
                 self.lose(older, "another claim of the job was made meanwhile")
         return taken
 

@@ -46,6 +46,13 @@ def fail_first(job: JobContext) -> None:
         raise RuntimeError("not yet")
 
 
+@app.task(retry=0.0)
+def fail_first_for_no_time(job: JobContext) -> None:
+    record(job)
+    if job.attempt == 1:
+        raise RuntimeError("not yet")
+
+
 @app.task(max_attempts=1)
 def fail(job: JobContext) -> None:
     record(job)

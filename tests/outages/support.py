@@ -170,7 +170,7 @@ class Crew:
                 )
             if is_up:
                 for started in self.workers:
-                    started.wait_for("worker started")
+                    started.wait_for("worker started", seconds=60)
             yield self.workers
 
     def effects(self) -> list[Effect]:

@@ -27,29 +27,38 @@ class _Overheard:
 
     async def read(self, count: int) -> bytes:
         chunk = await self._source.read(count)
-        self._listen(chunk)
+        await self._listen(chunk)
         return chunk
 
 
 class ForgetfulProxy(Proxy):
-    """A way to the server that loses the answer to one question: the next one that contains a word."""
+    """A way to the server that loses, or keeps back, the answer to the next question that has a word."""
 
     def __init__(self, server: Callable[[], str]) -> None:
         self._word = b""
+        self._keeps_until: Callable[[], bool] | None = None
         self._asking: set[Any] = set()
         super().__init__(server)
 
     def lose_answer_to(self, word: str) -> None:
         self._word = word.encode()
 
+    def keep_answer_to(self, word: str, until: Callable[[], bool]) -> None:
+        self._keeps_until = until
+        self._word = word.encode()
+
     async def _pump(self, pair: Any, source: Any, sink: Any, *, is_answer: bool) -> None:
-        def listen(chunk: bytes) -> None:
+        async def listen(chunk: bytes) -> None:
             if not is_answer and self._word and self._word in chunk:
                 self._word = b""
                 self._asking.add(pair)
             elif is_answer and chunk and pair in self._asking:
                 # What is not in a transaction of its client's is answered when it has been committed.
                 self._asking.discard(pair)
+                if self._keeps_until is not None:
+                    while not await asyncio.to_thread(self._keeps_until):
+                        await asyncio.sleep(0.01)
+                    return
                 self.answers_lost += 1
                 raise ConnectionAbortedError
 
@@ -108,6 +117,25 @@ def test_an_outcome_whose_answer_got_lost_counts_once_and_is_not_taken_for_a_los
         assert ended["lost"] == 0
         snoozed = 1 if task == "snooze_first" else 0
         assert ended["claimed"] == ended["succeeded"] + ended["failed"] + ended["dead"] + snoozed
+
+
+def test_an_end_that_is_heard_of_after_the_next_claim_of_its_job_is_no_lost_claim(
+    node: Node, proxy: ForgetfulProxy, dsn: str, tmp_path: Path
+) -> None:
+    crew = Crew(dsn, tmp_path)
+    with closing(Queue(node.admin_dsn)) as queue, crew.start(1) as (started,):
+        # The second attempt has begun when the worker gets to know that the first one's end is written.
+        proxy.keep_answer_to("pgqueue.fail_many", lambda: len(crew.effects()) == 2)
+        job = queue.insert("fail_first_for_no_time")
+
+        queue.wait_for_state(job, "succeeded")
+        (line,) = started.wait_for("job failed, will retry")
+
+        assert line["attempt"] == 1
+        assert started.lines("claim lost") == []
+        assert started.stop() == 0
+        (ended,) = started.lines("worker ended")
+        assert [ended[what] for what in ("claimed", "failed", "succeeded", "lost")] == [2, 1, 1, 0]
 
 
 def test_an_enqueue_whose_answer_got_lost_is_there_once_and_asking_again_by_its_key_finds_it(
