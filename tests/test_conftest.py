@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import ROOT, is_alive, open_folder
+from tests.support import ROOT, is_alive, open_folder, wait_until
 
 FORGETFUL = """
 import subprocess
@@ -113,7 +113,7 @@ def test_a_run_that_leaves_a_process_or_a_server_behind_fails(folder):
     assert f"the tests left process {pid}: sleep 600" in ended.stdout
     assert "/data/pg" in ended.stdout
     assert "the tests left folder" in ended.stdout
-    assert not is_alive(pid)
+    wait_until(lambda: not is_alive(pid))
     assert not [*folder.glob("pgqueue*")]
 
 
@@ -126,5 +126,5 @@ def test_what_a_killed_run_left_is_removed_by_the_next_one(folder):
     following = run_pytest(folder, HARMLESS)
 
     assert following.returncode == 0, following.stdout
-    assert not is_alive(pid_in(killed.stdout))
+    wait_until(lambda: not is_alive(pid_in(killed.stdout)))
     assert not [*folder.glob("pgqueue*")]

@@ -240,6 +240,7 @@ if child:
 import asyncio, pgqueue
 app = pgqueue.App()
 async def main():
+    asyncio.get_running_loop().slow_callback_duration = 60  # a slow machine has nothing to say either
     await asyncio.gather(*[app.aenqueue('demo') for _ in range(10)])
 for _ in range(20):
     asyncio.run(main())

@@ -281,7 +281,7 @@ def test_every_acknowledged_row_is_there_after_the_server_was_killed(data):
 
     writer = threading.Thread(target=insert)
     writer.start()
-    wait_until(lambda: len(acknowledged) > 200, message="rows are acknowledged")
+    wait_until(lambda: len(acknowledged) > 200, 60, "rows are acknowledged")
 
     os.kill(server.pid, signal.SIGKILL)
 

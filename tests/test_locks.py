@@ -161,10 +161,10 @@ def test_a_lock_of_a_transaction_is_held_from_its_acquire_to_the_transactions_en
 def test_settings_of_a_role_neither_cut_a_wait_short_nor_end_a_lock(app, fast_dsn, connect):
     conn = connect(fast_dsn)
     settings = {
-        "statement_timeout": "300ms",
-        "idle_session_timeout": "300ms",
-        "idle_in_transaction_session_timeout": "300ms",
-        "transaction_timeout": "300ms",
+        "statement_timeout": "1s",
+        "idle_session_timeout": "1s",
+        "idle_in_transaction_session_timeout": "1s",
+        "transaction_timeout": "1s",
         "lock_timeout": "100ms",
     }
     if conn.info.server_version < 170_000:
@@ -176,12 +176,12 @@ def test_settings_of_a_role_neither_cut_a_wait_short_nor_end_a_lock(app, fast_ds
         hasty = pgqueue.App(psycopg.conninfo.make_conninfo(fast_dsn, user="hasty"))
         with app.lock("report"):
             began_at = time.monotonic()
-            assert not hasty.lock("report", wait_seconds=1.0).acquire()
-            assert time.monotonic() - began_at >= 1.0
-            assert not asyncio.run(hasty.alock("report", wait_seconds=0.6).acquire())
+            assert not hasty.lock("report", wait_seconds=2.0).acquire()
+            assert time.monotonic() - began_at >= 2.0
+            assert not asyncio.run(hasty.alock("report", wait_seconds=1.5).acquire())
         with hasty.lock("report") as held:
             # Longer than any of the role's limits.
-            assert not app.lock("report", wait_seconds=0.8).acquire()
+            assert not app.lock("report", wait_seconds=1.5).acquire()
             assert held.is_held
     finally:
         conn.execute("DROP ROLE hasty")

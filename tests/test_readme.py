@@ -30,7 +30,7 @@ from tests.support import ROOT, end, wait_until
 
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 PROMPT = "$ "
-PATIENCE_SECONDS = 15.0
+PATIENCE_SECONDS = 60.0
 # Asking again changes nothing, so what they show may take a moment to be so.
 READ_ONLY = re.compile(
     r"pgqueue (?:jobs|dlq|queues|schedules) (?:list|show|why|next)|pgqueue (?:workers|top|doctor|log)\b"

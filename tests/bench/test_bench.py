@@ -31,8 +31,8 @@ TINY = {
             *("ratio_to_raw_with_history", "ratio_to_raw_deleting", "ratio_to_work_alone"),
         },
     ),
-    "steady": (("--seconds", "0.5", "--batches", "10"), 1, FLOW),
-    "snapshot": (("--seconds", "0.6", "--slice-seconds", "0.3"), 2, FLOW),
+    "steady": (("--seconds", "0.5", "--batches", "10", "--ahead", "100"), 1, FLOW),
+    "snapshot": (("--seconds", "0.6", "--slice-seconds", "0.3", "--ahead", "100"), 2, FLOW),
     "latency": (
         ("--jobs", "5", "--pause-ms", "5", "--scheduled", "50"),
         4,
@@ -54,7 +54,7 @@ TINY = {
         1,
         {"seconds_alone", "seconds_behind_crowd", "seconds_to_park", "ratio"},
     ),
-    "recovery": (("--lease-seconds", "1"), 2, {"case", "seconds", "lease_seconds"}),
+    "recovery": (("--lease-seconds", "3"), 2, {"case", "seconds", "lease_seconds"}),
     "scrape": (
         ("--jobs", "200", "--queues", "5", "--tasks", "6", "--restarts", "2", "--reads", "2"),
         2,

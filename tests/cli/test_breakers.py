@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 
@@ -52,7 +54,8 @@ def test_of_an_open_one_the_list_says_since_when_until_when_and_how_many_jobs_wa
     ended, shown = pgqueue("breakers", "list"), pgqueue("jobs", "show", job)
     retried = pgqueue("jobs", "retry", job)
 
-    assert ended.rows[1] == "payments-api open 12 min ago - in 30 s 1 2 1 charge, refund"
+    row = r"payments-api open 12 min ago - in (?:30|2\d) s 1 2 1 charge, refund"
+    assert re.fullmatch(row, ended.rows[1]), ended.rows[1]
     assert shown.out.startswith(
         f"job {job} waits for its circuit breaker 'payments-api'; see: pgqueue breakers\n"
     )

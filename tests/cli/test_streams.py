@@ -59,9 +59,12 @@ def test_a_closed_stream_leads_nowhere_and_not_into_a_connection(fast_dsn, redir
     environment = {**os.environ, "PGQUEUE_DSN": fast_dsn}
 
     with subprocess.Popen(
-        [*command, "top", "--every", "60"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*command, "top", "--count", "2", "--every", "60"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     ) as process:
-        wait_until(lambda: is_connected(fast_dsn))
+        wait_until(lambda: is_connected(fast_dsn), 60)
         streams = [str(Path(f"/proc/{process.pid}/fd/{number}").readlink()) for number in (0, 1, 2)]
         process.kill()
 

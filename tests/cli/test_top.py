@@ -66,7 +66,7 @@ def test_an_empty_queue_is_said_to_be_empty(pgqueue):
 def test_what_is_wrong_stands_beside_it(pgqueue, queue):
     queue.see_worker(["default"], silent_seconds=90)
     for clause in (
-        "heartbeat_at = heartbeat_at - interval '1 min'",
+        "heartbeat_at = heartbeat_at - interval '11 min'",
         "cancel_requested_at = clock_timestamp()",
         "deadline_at = clock_timestamp() - interval '1 s'",
     ):
@@ -76,7 +76,7 @@ def test_what_is_wrong_stands_beside_it(pgqueue, queue):
 
     out = pgqueue("top").out
 
-    for note in ("lease ended 50 s ago", "asked to stop", "overdue", "breakers: bank open", "silent"):
+    for note in ("lease ended 11 min ago", "asked to stop", "overdue", "breakers: bank open", "silent"):
         assert note in out
     assert "paused: provider is down" in out
 
@@ -190,7 +190,10 @@ def test_a_live_view_outlives_an_outage(terminal, queue, fast_dsn):
             )
             wait_until(lambda: terminal.shows("the database has been away for"))
             wait_until(
-                lambda: terminal.shows("the database has been away for 1 s, trying again: cannot connect")
+                lambda: (
+                    terminal.shows("has been away for ")
+                    and re.search(r"away for [1-9]\d* s, trying again: cannot connect", terminal.text)
+                )
             )
         finally:
             admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")

@@ -231,7 +231,7 @@ class Drill:
         name = f"{self.name}-worker-{self._workers}"
         process = self.arena.worker(name, dsn or self.dsn, *options, launcher=self.launcher)
         self.on_close(process.kill)
-        process.start().wait_for("worker started")
+        process.start().wait_for("worker started", seconds=60)
         return process
 
     def verdicts(self) -> list[Verdict]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgqueue.errors import (
@@ -60,6 +60,7 @@ def test_an_outcome_survives_the_way_to_the_parent() -> None:
         assert Outcome.from_wire(outcome.to_wire()) == outcome
 
 
+@settings(deadline=None)
 @given(st.text(st.characters(), max_size=300))
 def test_any_text_becomes_storable(text: str) -> None:
     stored = clean(text)

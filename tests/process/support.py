@@ -103,7 +103,7 @@ def worker(
     started = WorkerProcess(process, path)
     try:
         if is_up:
-            started.wait_for("worker started")
+            started.wait_for("worker started", seconds=60)
         yield started
     finally:
         if process.poll() is None:

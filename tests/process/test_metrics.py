@@ -164,7 +164,7 @@ def test_a_worker_is_alive_while_it_loads_ready_when_it_works_and_unready_when_i
     with served(queue.dsn, tmp_path, is_up=False) as (started, port):
         assert reasons(port, "/healthz") == []
         assert "it is starting" in reasons(port, "/readyz")
-        started.wait_for("worker started")
+        started.wait_for("worker started", seconds=60)
         wait_until(lambda: not reasons(port, "/readyz"), 20)
         assert reasons(port, "/startupz") == []
         wait_until(lambda: queue.effects(job) == 1)

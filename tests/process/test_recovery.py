@@ -78,7 +78,7 @@ def test_a_crashed_workers_jobs_run_again_within_lease_and_one_reaper_pass(
 
     with worker(queue.dsn, tmp_path) as crashing, worker(queue.dsn, tmp_path) as other:
         wait_until(lambda: queue.effects() == 3)
-        other.wait_for("worker started")
+        other.wait_for("worker started", seconds=60)
         # The reaper waits one lease before it trusts its own sight.
         owners = [
             row[0]

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -147,7 +148,7 @@ def test_a_tick_that_comes_sooner_than_the_next_look_is_not_late(fast_dsn, db, m
         db,
         "SELECT max(extract(epoch FROM created_at - (headers ->> 'tick')::timestamptz)) FROM pgqueue.jobs",
     )
-    assert 0 <= lag < 3
+    assert 0 <= lag < 15
 
 
 # What is wrong with one entry.
@@ -212,7 +213,14 @@ def test_a_worker_that_cannot_read_expressions_says_so_once_and_fires_nothing(
     quiet = with_scheduler(fast_dsn, lambda link: link.asked["look"] == 1)
     overdue(db, "s")
 
-    link = with_scheduler(fast_dsn, 1)
+    said_at: list[float] = []
+
+    def said_a_while_ago(_link: CountingLink) -> bool:
+        if not said_at and events(caplog):
+            said_at.append(time.monotonic())
+        return bool(said_at) and time.monotonic() - said_at[0] > 0.5
+
+    link = with_scheduler(fast_dsn, said_a_while_ago)
 
     (said,) = events(caplog)
     assert said[0].endswith("it lacks a package: pip install 'pgqueue-jobs[cron]'")

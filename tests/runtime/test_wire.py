@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgqueue.runtime import wire
@@ -18,6 +18,7 @@ MESSAGES = [
 ]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 60_000), max_size=20))
 def test_a_stream_cut_anywhere_gives_the_same_messages(cuts: list[int]) -> None:
     stream = b"".join(map(frame, MESSAGES))
