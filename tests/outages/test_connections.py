@@ -66,8 +66,8 @@ def test_running_jobs_keep_their_leases_while_no_connection_is_free(
 ) -> None:
     node = new_node({"max_connections": _CONNECTIONS})
     crew = Crew(node.app_dsn, tmp_path)
-    with closing(Queue(node.admin_dsn)) as queue, crew.start(1, "--lease-seconds", "1") as (started,):
-        running = queue.insert("work", '{"seconds": 3}')
+    with closing(Queue(node.admin_dsn)) as queue, crew.start(1, "--lease-seconds", "3") as (started,):
+        running = queue.insert("work", '{"seconds": 7}')
         crew.wait_for_start(running)
 
         # The places of some of their sessions go to others, for longer than a lease.

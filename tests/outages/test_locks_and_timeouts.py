@@ -64,7 +64,7 @@ def test_workers_wait_for_a_table_that_a_migration_has_locked(node: Node, crew: 
         wait_until(lambda: queue.count("jobs") == 0)
 
         print(f"locked for {LOCK_SECONDS:g} s; all went on after {went_on:.2f} s, reaped {reaped:.2f} s")
-        assert went_on < 2
+        assert went_on < 4
         assert reaped < REAP_SECONDS
         assert crew.outages_said() == [(0, 0)], crew.said()
         said = Counter((line["event"], line.get("chore"), line.get("job_id")) for line in crew.complaints())
@@ -105,7 +105,7 @@ def test_statements_that_a_slow_server_gives_up_are_asked_again_and_cost_no_atte
     with closing(Queue(node.admin_dsn)) as queue:
         queue.connection.execute(SLOWNESS)  # type: ignore[arg-type]
         with crew.start(1) as (started,):
-            jobs = [queue.insert("work", '{"seconds": 0.5}') for _ in range(2)]
+            jobs = [queue.insert("work", '{"seconds": 3}') for _ in range(2)]
             for job in jobs:
                 crew.wait_for_start(job)
             queue.connection.execute("UPDATE slowness SET seconds = 60")

@@ -79,7 +79,7 @@ async def block_the_loop(job: JobContext, path: str) -> None:
         time.sleep(0.02)  # noqa: ASYNC251
 
 
-@app.task(timeout_seconds=TIMEOUT_SECONDS, max_attempts=1)
+@app.task(timeout_seconds=3 * TIMEOUT_SECONDS, max_attempts=1)
 def send_mail(job: JobContext, path: str) -> None:
     """Have an effect, and end once the file is there."""
     record(job)

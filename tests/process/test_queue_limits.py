@@ -83,7 +83,7 @@ def test_a_runaway_is_stopped_and_let_go_on_one_at_a_time(queue: Queue, tmp_path
             queue.insert("sleep", '{"seconds": 0.1}')
 
         limits.resume_queues(queue.connection, None, max_running=1)
-        wait_until(lambda: queue.count("finished_jobs") == 3)
+        wait_until(lambda: queue.count("finished_jobs") >= 3)
         most = queue.one(MOST_AT_ONCE)
         limits.limit_queue(queue.connection, "default", None)
         wait_until(lambda: queue.count("finished_jobs") == 6, AT_ONCE_SECONDS)

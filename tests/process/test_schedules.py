@@ -65,10 +65,11 @@ def test_what_was_missed_between_two_workers_is_caught_up_with(queue: Queue, tmp
     )
 
     with worker(queue.dsn, tmp_path, app=APP, env={"BEAT": "0 * * * * *"}) as second:
-        (line,) = second.wait_for("schedule fired")
+        second.wait_for("schedule fired")
 
-    assert line["ticks"] >= 90
-    assert fired(queue) == before + line["ticks"]
+    ticks_fired = [line["ticks"] for line in second.lines("schedule fired")]
+    assert ticks_fired[0] >= 90
+    assert fired(queue) == before + sum(ticks_fired)
 
 
 def test_a_changed_expression_does_not_fire_the_past(queue: Queue, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ SIGNALS = {
 # What it does then: the job, and where it stands after a drain and after an end at once.
 SITUATIONS = {
     "idle": (None, "", ""),
-    "busy": (("sleep", '{"seconds": 2}'), "succeeded", "ready"),
+    "busy": (("sleep", '{"seconds": 4}'), "succeeded", "ready"),
     "hung": (("block", '{"seconds": 600}'), "ready", "ready"),
     # Nobody can be told: the lease runs out by itself.
     "database away": (("block", '{"seconds": 600}'), "running", "running"),

@@ -63,8 +63,8 @@ def test_a_stuck_handler_is_killed_its_slot_comes_back_at_once_and_the_others_ar
         for job in others:
             queue.wait_for_state(job, "succeeded")
 
-        # A second to have it back; on a machine where Python alone takes half of it, two such starts more.
-        allowed = KILL_SECONDS + 1.0 + max(0.0, 2 * seconds_to_start_a_child() - 1.0)
+        # A second to have it back, and a new process; its start is measured when there is less to do.
+        allowed = KILL_SECONDS + 1.0 + 3 * seconds_to_start_a_child()
         print(f"{task}: slot back after {seconds:.2f} s; timeout and grace are {KILL_SECONDS:g} s")
         assert KILL_SECONDS < seconds < allowed
         assert "timed out after 1 s" in queue.one("SELECT reason FROM pgqueue.dead_jobs WHERE id = %s", stuck)
@@ -131,7 +131,7 @@ def test_nobody_is_killed_over_an_attempt_that_ended_and_could_not_say_so(
         blocking = block_the_loop(queue, over)
         sent.touch()
 
-        wait_until(lambda: is_past(queue, mail, GRACE_SECONDS + 0.3))
+        wait_until(lambda: is_past(queue, mail, GRACE_SECONDS + 0.3), 20)
         over.touch()
 
         check_innocent(queue, started, mail, blocking)

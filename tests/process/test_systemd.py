@@ -74,7 +74,7 @@ def test_the_watchdog_starves_while_the_loop_stands_still(
     told = {"NOTIFY_SOCKET": systemd.address, "WATCHDOG_USEC": "200000"}
     with worker(queue.dsn, tmp_path, "--processes", "0", env=told) as started:
         systemd.wait_for("WATCHDOG=1")
-        job = queue.insert("block_the_loop", '{"seconds": 3}')
+        job = queue.insert("block_the_loop", '{"seconds": 6}')
         wait_until(lambda: queue.effects(job) == 1)
         heard, stands_still_until = len(systemd.hear()), time.monotonic() + 1.5
         wait_until(lambda: time.monotonic() > stands_still_until)

@@ -15,7 +15,7 @@ from tests.support import DurableServer, children_of, wait_until
 
 def test_an_outcome_whose_row_a_stranger_holds_keeps_no_other_waiting(queue: Queue, tmp_path: Path) -> None:
     with worker(queue.dsn, tmp_path, "--log-level", "debug") as started:
-        held = queue.insert("sleep", '{"seconds": 0.5}')
+        held = queue.insert("sleep", '{"seconds": 3}')
         wait_until(lambda: queue.effects(held) == 1)
         with psycopg.connect(queue.dsn) as stranger:
             stranger.execute("SELECT id FROM pgqueue.jobs WHERE id = %s FOR UPDATE", (held,))
