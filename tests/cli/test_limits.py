@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 
 def test_a_limit_is_set_listed_and_removed(pgqueue, queue):
-    done = pgqueue("limits", "set", "task:send", "5/min", "--burst", 2, "--force")
+    done = pgqueue("limits", "set", "task:send", "5/h", "--burst", 2, "--force")
     for _ in range(4):
         queue.enqueue()
     for _ in range(2):
@@ -17,12 +15,11 @@ def test_a_limit_is_set_listed_and_removed(pgqueue, queue):
     listed = pgqueue("limits", "list")
     removed = pgqueue("limits", "remove", "task:send")
 
-    assert (done.code, done.out, done.err) == (0, "", "task:send: 5/min with burst 2\n")
+    assert (done.code, done.out, done.err) == (0, "", "task:send: 5/h with burst 2\n")
     assert listed.out.splitlines()[0].split() == [
         *("NAME", "RATE", "BURST", "KEYS", "WAITING", "NEXT", "STARTED", "FROM")
     ]
-    (row,) = listed.rows
-    assert re.fullmatch(r"task:send 5/min 2 - 2 in (?:1\d|0) s 2 operator", row), row
+    assert listed.rows == ["task:send 5/h 2 - 2 in 12 min 2 operator"]
     assert removed.err == "removed task:send; 2 jobs waited for it\n"
 
 

@@ -433,9 +433,9 @@ def test_completion_does_not_wait_for_a_server_that_does_not_answer():
         port = silent.getsockname()[1]
         completed = complete("pgqueue jobs list --queue ma", f"host=127.0.0.1 port={port} connect_timeout=60")
 
-        # Its own patience is 1.5 s, that of the connection is longer than all this may take.
+        # Its own patience is 1.5 s; the rest is the start of a program.
         assert completed == []
-        assert time.monotonic() - started_at < 30
+        assert time.monotonic() - started_at < 4.5
 
 
 def test_the_shell_function_can_be_had():

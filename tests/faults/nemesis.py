@@ -37,7 +37,7 @@ SESSIONS = ("pgqueue worker claim", "pgqueue worker finish", "pgqueue worker lis
 TRANSACTIONS = "pgqueue job %"
 _FINE = 0
 _UNREACHABLE = 75
-_CHILDREN_GONE_SECONDS = 10.0
+_CHILDREN_GONE_SECONDS = 2.0
 _DUE_SECONDS = 0.2
 # Of a fault's preparations, which take moments.
 _PREPARATION_SECONDS = 10.0

@@ -47,7 +47,7 @@ def fail_first(job: JobContext) -> None:
 
 
 @app.task(retry=0.0)
-def fail_first_for_no_time(job: JobContext) -> None:
+def fail_first_and_try_again_at_once(job: JobContext) -> None:
     record(job)
     if job.attempt == 1:
         raise RuntimeError("not yet")

@@ -126,7 +126,7 @@ def test_an_end_that_is_heard_of_after_the_next_claim_of_its_job_is_no_lost_clai
     with closing(Queue(node.admin_dsn)) as queue, crew.start(1) as (started,):
         # The second attempt has begun when the worker gets to know that the first one's end is written.
         proxy.keep_answer_to("pgqueue.fail_many", lambda: len(crew.effects()) == 2)
-        job = queue.insert("fail_first_for_no_time")
+        job = queue.insert("fail_first_and_try_again_at_once")
 
         queue.wait_for_state(job, "succeeded")
         (line,) = started.wait_for("job failed, will retry")

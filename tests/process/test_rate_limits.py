@@ -46,8 +46,8 @@ def test_four_workers_start_a_hundred_a_second_and_never_more_than_the_burst_abo
         seen = sorted(starts(queue))
 
     assert most_in_any(1.0, seen) <= 110
-    # For as long as the machine lets them: who gets no processor for a tenth of a second loses tokens.
-    assert most_in_any(6.0, seen) >= 98 * 6
+    assert (len(seen) - 10) / (seen[-1] - seen[0]) >= 98
+    assert len(seen) > 95 * SECONDS
 
 
 def test_one_idle_worker_starts_as_many_as_a_slow_limit_allows_without_polling(

@@ -63,8 +63,8 @@ def test_a_stuck_handler_is_killed_its_slot_comes_back_at_once_and_the_others_ar
         for job in others:
             queue.wait_for_state(job, "succeeded")
 
-        # A second to have it back, and a new process; its start is measured when there is less to do.
-        allowed = KILL_SECONDS + 1.0 + 3 * seconds_to_start_a_child()
+        # A second to have it back; on a machine where Python alone takes half of it, two such starts more.
+        allowed = KILL_SECONDS + 1.0 + max(0.0, 2 * seconds_to_start_a_child() - 1.0)
         print(f"{task}: slot back after {seconds:.2f} s; timeout and grace are {KILL_SECONDS:g} s")
         assert KILL_SECONDS < seconds < allowed
         assert "timed out after 1 s" in queue.one("SELECT reason FROM pgqueue.dead_jobs WHERE id = %s", stuck)

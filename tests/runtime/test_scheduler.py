@@ -148,7 +148,7 @@ def test_a_tick_that_comes_sooner_than_the_next_look_is_not_late(fast_dsn, db, m
         db,
         "SELECT max(extract(epoch FROM created_at - (headers ->> 'tick')::timestamptz)) FROM pgqueue.jobs",
     )
-    assert 0 <= lag < 15
+    assert 0 <= lag < 3
 
 
 # What is wrong with one entry.

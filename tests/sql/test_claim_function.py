@@ -72,7 +72,7 @@ def test_a_row_that_somebody_holds_is_passed_over_without_waiting(session, open_
     holder = open_session(autocommit=False)
     holder.rows("SELECT FROM pgqueue.jobs WHERE id = %s FOR UPDATE", held)
 
-    session.rows("SET lock_timeout = '2s'")
+    session.rows("SET statement_timeout = '2s'")
 
     assert ids(session.claim()) == [free]
 

@@ -344,7 +344,7 @@ def test_a_heartbeat_says_for_each_job_where_it_stands(session, open_session):
     session.complete(lost)
     holder = open_session(autocommit=False)
     holder.rows("SELECT FROM pgqueue.jobs WHERE id = %s FOR UPDATE", busy.job_id)
-    session.rows("SET lock_timeout = '2s'")
+    session.rows("SET statement_timeout = '2s'")
 
     verdicts = session.heartbeat(lost, overdue, busy, cancelled, renewed)
 
