@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent.parent
 PROGRAM = (sys.executable, "-m", "pgqueue")
 
 
-def wait_until(predicate: Callable[[], Any], seconds: float = 10.0, message: str = "") -> Any:
+def wait_until(predicate: Callable[[], Any], seconds: float = 30.0, message: str = "") -> Any:
     """Ask again and again until the answer is true, and give it; fail the test when the time is over."""
     end = time.monotonic() + seconds
     while not (answer := predicate()):
@@ -44,7 +44,7 @@ def run_pgqueue(
     dsn: str | None = None,
     env: Mapping[str, str] | None = None,
     stdin: str = "",
-    seconds: float = 60.0,
+    seconds: float = 180.0,
 ) -> subprocess.CompletedProcess[str]:
     """Run `pgqueue` with these arguments to its end."""
     return subprocess.run(
@@ -71,7 +71,7 @@ def start_pgqueue(
             end(process)
 
 
-def end(process: subprocess.Popen[Any], seconds: float = 10.0) -> None:
+def end(process: subprocess.Popen[Any], seconds: float = 30.0) -> None:
     """Ask a process to end, wait, and kill it if it does not."""
     if process.poll() is None:
         process.terminate()

@@ -56,7 +56,7 @@ def run_pytest(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "TMPDIR": str(folder)},
         text=True,
         capture_output=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
 

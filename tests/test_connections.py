@@ -41,7 +41,7 @@ def run_script(text, dsn):
         env={**os.environ, "PGQUEUE_DSN": dsn},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
 

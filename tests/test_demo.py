@@ -70,7 +70,7 @@ def ran(postgres: Any, postgresql_noproc: Any, tmp_path_factory: Any) -> Iterato
             "VALUES ('demo.catalogue', 'demo', '{\"path\": \"/gone\"}')"
         )
         ended = run_pgqueue(
-            *("demo", "--files", str(FILES), "--json"), dsn=dsn, env={"TMPDIR": str(folder)}, seconds=90
+            *("demo", "--files", str(FILES), "--json"), dsn=dsn, env={"TMPDIR": str(folder)}, seconds=240
         )
         assert ended.returncode == 0, ended.stdout + ended.stderr
         yield {
@@ -166,7 +166,7 @@ def test_a_value_changed_behind_its_back_ends_the_demo_with_1_and_the_files_name
         wait_for_line(process, SAID_WHEN_IDLE)
 
         conn.execute("UPDATE pgqueue_demo.files SET sha256 = 'changed' WHERE path = %s", [victim])
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=180)
 
     assert process.returncode == 1
     assert f"  {victim}: sha256 is 'changed' in the catalogue" in out
@@ -324,7 +324,7 @@ def test_a_signal_in_the_middle_leaves_nothing(
         wait_for_line(process, "Half-way")
 
         process.send_signal(number)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=180)
 
     assert process.returncode == code
     assert "Traceback" not in err

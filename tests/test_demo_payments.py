@@ -21,7 +21,7 @@ TRANSFERS = 500
 @pytest.fixture(scope="module")
 def ran(postgres: Any, postgresql_noproc: Any) -> Iterator[dict[str, Any]]:
     with make_database(postgres.dsn, postgresql_noproc.template_dbname) as dsn:
-        ended = run_pgqueue("demo", "payments", "--transfers", str(TRANSFERS), "--json", dsn=dsn, seconds=150)
+        ended = run_pgqueue("demo", "payments", "--transfers", str(TRANSFERS), "--json", dsn=dsn, seconds=300)
         assert ended.returncode == 0, ended.stderr
         yield json.loads(ended.stdout)
 

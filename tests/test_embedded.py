@@ -55,7 +55,7 @@ class Client:
 
     def leave(self) -> bool:
         """Make it leave, and say whether it stopped the server."""
-        said, complaint = self.process.communicate("\n", timeout=60)
+        said, complaint = self.process.communicate("\n", timeout=180)
         assert not complaint
         return said.strip() == "last"
 
@@ -110,7 +110,7 @@ def copy(folder: Path, to: Path) -> None:
 
 def run_python(text: str, *arguments: object, prefix: tuple[str, ...] = (), **options: object) -> str:
     command = [*prefix, sys.executable, "-c", textwrap.dedent(text), *map(str, arguments)]
-    ended = subprocess.run(command, text=True, capture_output=True, timeout=90, check=False, **options)
+    ended = subprocess.run(command, text=True, capture_output=True, timeout=240, check=False, **options)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.strip()
 
@@ -639,7 +639,7 @@ def test_the_account_that_cannot_enter_the_data_folder_is_named(client):
         folder.chmod(0o700)
 
         confined = client(folder / "data", preexec_fn=refuse_user_namespaces)
-        _, complaint = confined.process.communicate(timeout=60)
+        _, complaint = confined.process.communicate(timeout=180)
 
         assert re.search(r"would run as (postgres|nobody), who cannot enter", complaint)
 

@@ -67,7 +67,7 @@ def test_a_wait_ends_with_the_lock_or_with_its_time(app, fast_dsn, connect):
     )
 
     holder.release()
-    thread.join(10)
+    thread.join(60)
 
     assert got == [True]
     waiting.release()

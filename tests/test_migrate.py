@@ -44,7 +44,7 @@ def run_from(folder: Path, *arguments: str, dsn: str) -> subprocess.CompletedPro
         env={**os.environ, "PYTHONPATH": str(folder), "PGQUEUE_DSN": dsn},
         text=True,
         capture_output=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
 

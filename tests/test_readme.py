@@ -30,7 +30,7 @@ from tests.support import ROOT, end, wait_until
 
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 PROMPT = "$ "
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 60
 # Asking again changes nothing, so what they show may take a moment to be so.
 READ_ONLY = re.compile(
     r"pgqueue (?:jobs|dlq|queues|schedules) (?:list|show|why|next)|pgqueue (?:workers|top|doctor|log)\b"
@@ -183,7 +183,7 @@ class Reader:
             env=environment,
             text=True,
             capture_output=True,
-            timeout=60,
+            timeout=180,
             check=False,
         )
 

@@ -218,7 +218,7 @@ def test_running_one_now_adds_its_job_and_leaves_its_ticks(conn):
     ).fetchone()
     assert job[:3] == ("report", {"account": "acme"}, "slow")
     assert job[3]["schedule"] == "acme"
-    assert abs(datetime.fromisoformat(job[3]["tick"]) - before.now) < timedelta(seconds=10)
+    assert abs(datetime.fromisoformat(job[3]["tick"]) - before.now) < timedelta(minutes=1)
     after = get(conn)
     assert (after.next_tick, after.last_tick, after.fired, after.skipped) == (before.next_tick, None, 0, 0)
 

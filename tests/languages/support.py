@@ -40,8 +40,8 @@ HOSTILE = [
 ]
 
 # Nobody waits for a poll in these tests: what is picked up within SOON was woken.
-POLL_SECONDS = 30
-SOON_SECONDS = 8
+POLL_SECONDS = 60
+SOON_SECONDS = 20
 
 
 def register(queue: Queue) -> None:
@@ -51,7 +51,7 @@ def register(queue: Queue) -> None:
 
 @contextmanager
 def sleeping_worker(queue: Queue, folder: Path) -> Iterator[WorkerProcess]:
-    """Start a worker that polls every half minute, and wait until it sleeps."""
+    """Start a worker that polls once a minute, and wait until it sleeps."""
     arguments = ("-q", "default", "-q", "mail", "--poll-seconds", str(POLL_SECONDS))
     with worker(queue.dsn, folder, *arguments, app=APP) as started:
         wait_until_asleep(queue)

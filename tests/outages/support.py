@@ -29,7 +29,7 @@ SETTINGS: Mapping[str, str | int] = {"max_connections": 60}
 LOST, TROUBLE = "database lost, reconnecting", "database in trouble, trying again"
 BACK = "database is back"
 KNOWN = (LOST, TROUBLE, "queues that no task of this application uses and that nobody knows")
-POLL_SECONDS = 30.0
+POLL_SECONDS = 60.0
 
 _ASLEEP = """
 SELECT count(*)
@@ -183,7 +183,7 @@ class Crew:
     def starts_of(self, job_id: int) -> list[Effect]:
         return [effect for effect in self.effects() if effect.job_id == job_id]
 
-    def wait_for_start(self, job_id: int, seconds: float = 10) -> float:
+    def wait_for_start(self, job_id: int, seconds: float = 60) -> float:
         """Wait until a job's handler starts, and give when."""
         message = f"job {job_id} starts; the workers said:\n{self.said()}"
         return wait_until(lambda: self.starts_of(job_id), seconds, message)[0].at
@@ -265,7 +265,7 @@ class Producer(threading.Thread):
         self.stop()
 
 
-def check_nothing_is_lost(queue: Queue, producer: Producer, seconds: float = 30) -> None:
+def check_nothing_is_lost(queue: Queue, producer: Producer, seconds: float = 60) -> None:
     """Wait until the queues are empty, and compare what ended with what was acknowledged."""
     wait_until(lambda: queue.count("jobs") == 0, seconds, "the queues are empty")
     asked = producer.acknowledged | producer.refused
@@ -285,7 +285,7 @@ def check_nobody_is_deaf(queue: Queue, crew: Crew) -> None:
     """See that each worker sleeps and is woken by an insert, long before it polls."""
     for number in range(len(crew.workers)):
         name = f"solo-{number}"
-        wait_until(lambda name=name: queue.one(_ASLEEP, name), 10, f"{name} is asleep\n{crew.said()}")
+        wait_until(lambda name=name: queue.one(_ASLEEP, name), 60, f"{name} is asleep\n{crew.said()}")
         began_at = time.monotonic()
-        crew.wait_for_start(queue.insert("work", queue=name), POLL_SECONDS / 6)
-        assert time.monotonic() - began_at < POLL_SECONDS / 10
+        crew.wait_for_start(queue.insert("work", queue=name), POLL_SECONDS / 4)
+        assert time.monotonic() - began_at < POLL_SECONDS / 4

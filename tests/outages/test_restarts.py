@@ -64,13 +64,13 @@ def test_four_workers_survive_a_killed_server_that_stays_away_for_longer_than_th
         back_at = time.monotonic()
         with closing(Queue(node.admin_dsn)) as queue:
             fresh = [queue.insert("work", queue=f"solo-{number}") for number in range(4)]
-            took = [crew.wait_for_start(job, 15) - back_at for job in fresh]
+            took = [crew.wait_for_start(job) - back_at for job in fresh]
             print(f"away {AWAY_SECONDS:g} s; working again after", ", ".join(f"{one:.2f} s" for one in took))
             producer.stop()
             check_nothing_is_lost(queue, producer)
             check_no_attempt_is_burnt(queue)
 
-        assert max(took) < 10
+        assert max(took) < 30
         assert crew.outages_said() == [(1, 1)] * 4, crew.said()
         assert {line["event"] for line in crew.complaints()} <= {"claim lost"}
         assert [one.stop() for one in crew.workers] == [0] * 4

@@ -13,6 +13,11 @@ async def hundred_a_second() -> None:
     """Do nothing, a hundred times a second at most."""
 
 
+@app.task(queue="roomy", rate_limit="100/s", rate_burst=1000)
+async def hundred_a_second_with_room() -> None:
+    """Do nothing, a hundred times a second at most, but for what was left over in the last ten."""
+
+
 @app.task(queue="slow", rate_limit="5/s")
 async def five_a_second() -> None:
     """Do nothing, five times a second at most."""

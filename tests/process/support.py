@@ -44,7 +44,7 @@ class WorkerProcess:
     def text(self) -> str:
         return self._log.read_text(errors="replace")
 
-    def wait_for(self, event: str, count: int = 1, seconds: float = 20) -> list[dict[str, Any]]:
+    def wait_for(self, event: str, count: int = 1, seconds: float = 60) -> list[dict[str, Any]]:
         def enough() -> list[dict[str, Any]]:
             found = self.lines(event)
             assert len(found) >= count or self.process.poll() is None, f"worker ended:\n{self.text()}"
@@ -69,14 +69,14 @@ class WorkerProcess:
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def wait(self, seconds: float = 30) -> int:
+    def wait(self, seconds: float = 60) -> int:
         """Wait for its end and give its exit code."""
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the worker has not ended within {seconds:g} s:\n{self.text()}") from None
 
-    def stop(self, seconds: float = 30) -> int:
+    def stop(self, seconds: float = 60) -> int:
         self.signal(signal.SIGTERM)
         return self.wait(seconds)
 
@@ -103,7 +103,7 @@ def worker(
     started = WorkerProcess(process, path)
     try:
         if is_up:
-            started.wait_for("worker started", seconds=60)
+            started.wait_for("worker started", seconds=90)
         yield started
     finally:
         if process.poll() is None:
@@ -112,7 +112,7 @@ def worker(
             end(process)
 
 
-def until_empty(dsn: str, folder: Path, *arguments: str, seconds: float = 60) -> WorkerProcess:
+def until_empty(dsn: str, folder: Path, *arguments: str, seconds: float = 90) -> WorkerProcess:
     """Run a worker until its queues are empty."""
     with worker(dsn, folder, "--until-empty", *arguments, is_up=False) as started:
         started.wait(seconds)
@@ -171,7 +171,7 @@ class Queue:
             """.replace("%(id)s", str(int(job_id)))
         )
 
-    def wait_for_state(self, job_id: int, state: str, seconds: float = 20) -> None:
+    def wait_for_state(self, job_id: int, state: str, seconds: float = 60) -> None:
         wait_until(
             lambda: self.state(job_id) == state, seconds, f"job {job_id} is {state}, not {self.state(job_id)}"
         )

@@ -138,13 +138,13 @@ def test_a_child_killed_while_it_starts_is_replaced_soon_though_many_died_at_wor
     queue: Queue, tmp_path: Path
 ) -> None:
     with worker(queue.dsn, tmp_path, "--processes", "1", "-c", "1") as started:
-        for _ in range(8):
+        for _ in range(10):
             queue.wait_for_state(queue.insert("double", '{"number": 1}'), "succeeded")
             kill(*started.children())
-        (starting,) = wait_until(started.children, 5, "the next one starts")
+        (starting,) = wait_until(started.children, 30, "the next one starts")
 
         kill(starting)
 
         began_at = time.monotonic()
         queue.wait_for_state(queue.insert("double", '{"number": 2}'), "succeeded", seconds=40)
-        assert time.monotonic() - began_at < 5
+        assert time.monotonic() - began_at < 14

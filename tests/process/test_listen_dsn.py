@@ -50,7 +50,7 @@ def test_a_worker_that_loses_the_server_for_wake_ups_polls_until_it_is_back(
         proxy.cut()
         started.wait_for(LOST)
         for number in range(3):
-            queue.wait_for_state(queue.insert("double", f'{{"number": {number}}}'), "succeeded", seconds=5)
+            queue.wait_for_state(queue.insert("double", f'{{"number": {number}}}'), "succeeded", seconds=30)
         assert not started.lines(BACK)
 
         proxy.heal()
@@ -73,8 +73,8 @@ def test_a_server_for_wake_ups_that_falls_silent_holds_jobs_up_for_seconds_once(
         proxy.strand_new()
         assert proxy.strand() == 1
         while not started.lines(LOST):
-            queue.wait_for_state(queue.insert("double", '{"number": 2}'), "succeeded", seconds=9)
-        queue.wait_for_state(queue.insert("double", '{"number": 3}'), "succeeded", seconds=4)
+            queue.wait_for_state(queue.insert("double", '{"number": 2}'), "succeeded", seconds=30)
+        queue.wait_for_state(queue.insert("double", '{"number": 3}'), "succeeded", seconds=30)
 
         assert started.stop() == 0
 
@@ -83,7 +83,7 @@ def test_a_worker_starts_without_the_server_for_wake_ups_and_is_woken_once_that_
     queue: Queue, proxy: Proxy, tmp_path: Path
 ) -> None:
     proxy.refuse()
-    options = ("--listen-dsn", through(proxy, queue), "--poll-seconds", "20")
+    options = ("--listen-dsn", through(proxy, queue), "--poll-seconds", "60")
     with worker(queue.dsn, tmp_path, *options) as started:
         job = queue.insert("double", '{"number": 1}')
         started.wait_for(LOST)
@@ -91,10 +91,10 @@ def test_a_worker_starts_without_the_server_for_wake_ups_and_is_woken_once_that_
 
         # What came while nobody listened is found when somebody does, and not by the next poll.
         began_at = time.monotonic()
-        queue.wait_for_state(job, "succeeded", seconds=15)
+        queue.wait_for_state(job, "succeeded", seconds=30)
         wait_until(lambda: queue.one("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") > 1)
-        queue.wait_for_state(queue.insert("double", '{"number": 2}'), "succeeded", seconds=15)
-        assert time.monotonic() - began_at < 18
+        queue.wait_for_state(queue.insert("double", '{"number": 2}'), "succeeded", seconds=30)
+        assert time.monotonic() - began_at < 50
 
         assert started.stop() == 0
 

@@ -202,8 +202,8 @@ def test_with_a_way_past_the_proxy_a_worker_is_woken_at_once(queue, dsn, pooled_
             waited.append(time.monotonic() - began_at)
 
     assert started.lines(POLLING) == []
-    assert min(waited) < 1.0
-    assert max(waited) < 10.0
+    assert min(waited) < 5.0
+    assert max(waited) < 20.0
 
 
 def test_who_reads_the_numbers_holds_that_place_past_the_proxy(queue, dsn, pooled_dsn, tmp_path: Path):

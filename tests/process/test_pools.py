@@ -70,7 +70,7 @@ def test_two_queues_of_one_slot_take_turns(queue: Queue, tmp_path: Path) -> None
 
 
 def test_a_worker_that_just_became_full_hands_its_watch_on_at_once(queue: Queue, tmp_path: Path) -> None:
-    options = ("-c", "1", "-q", "default", "--poll-seconds", "9", "--grace-seconds", "0")
+    options = ("-c", "1", "-q", "default", "--poll-seconds", "60", "--grace-seconds", "0")
     with worker(queue.dsn, tmp_path, *options):
         wait_until(lambda: queue.one(ASLEEP) == 1, message="it watches")
         with worker(queue.dsn, tmp_path, *options) as other:
@@ -79,18 +79,18 @@ def test_a_worker_that_just_became_full_hands_its_watch_on_at_once(queue: Queue,
             long = queue.insert("sleep", '{"seconds": 60}')
             wait_until(lambda: queue.effects(long) == 1)
             os.kill(other.pid, signal.SIGCONT)
-            wait_until(lambda: queue.one(ASLEEP) == 1, 5, "the other one watches")
+            wait_until(lambda: queue.one(ASLEEP) == 1, message="the other one watches")
             began = time.monotonic()
             short = queue.insert("touch")
             queue.wait_for_state(short, "succeeded")
 
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 20
 
 
 def test_every_queue_is_heard_at_once_when_several_ring_together(queue: Queue, tmp_path: Path) -> None:
     names = [f"q{number}" for number in range(6)]
     options = [option for name in names for option in ("-q", name)]
-    with worker(queue.dsn, tmp_path, *options, "--poll-seconds", "9"):
+    with worker(queue.dsn, tmp_path, *options, "--poll-seconds", "60"):
         time.sleep(1)
         slowest = 0.0
         for step in range(40):
@@ -103,7 +103,7 @@ def test_every_queue_is_heard_at_once_when_several_ring_together(queue: Queue, t
                 queue.wait_for_state(job, "succeeded")
             slowest = max(slowest, time.monotonic() - began)
 
-    assert slowest < 2
+    assert slowest < 20
 
 
 def test_a_queue_whose_claims_fail_does_not_keep_the_others_of_its_worker_waiting(

@@ -48,7 +48,7 @@ def test_twenty_thousand_jobs_survive_a_killed_child_and_a_killed_worker(
 
 
 def test_a_crashed_childs_jobs_run_again_at_once_in_another_child(queue: Queue, tmp_path: Path) -> None:
-    options = ("--processes", "2", "-c", "8", "--lease-seconds", "9", "--kill-grace-seconds", "0.2")
+    options = ("--processes", "2", "-c", "8", "--lease-seconds", "60", "--kill-grace-seconds", "0.2")
     with worker(queue.dsn, tmp_path, *options) as started:
         # Only the first attempt waits to be killed with its process.
         for _ in range(4):
@@ -66,7 +66,7 @@ def test_a_crashed_childs_jobs_run_again_at_once_in_another_child(queue: Queue, 
 
         assert len(restarted) == len(its_jobs)
         # Long before any lease could have run out.
-        assert max(row[0] for row in restarted) < 4
+        assert max(row[0] for row in restarted) < 30
         assert len(started.lines("job crashed")) == len(its_jobs)
         started.process.kill()
 
@@ -100,13 +100,13 @@ def test_a_crashed_workers_jobs_run_again_within_lease_and_one_reaper_pass(
             )
         ]
         for job in killed_jobs:
-            queue.wait_for_state(job, "succeeded", seconds=30)
+            queue.wait_for_state(job, "succeeded")
         seconds = queue.one(
             "SELECT extract(epoch FROM max(at) - %s)::float FROM effects WHERE attempt = 2", killed_at
         )
 
         assert killed_jobs
-        assert seconds < 15
+        assert seconds < 30
         queue.connection.execute("SELECT pgqueue.cancel(%s)", (jobs,))
 
 
@@ -125,7 +125,7 @@ def test_who_stands_by_takes_jobs_back_while_those_who_should_are_silent(
 
 
 def test_a_frozen_worker_writes_nothing_when_it_wakes_and_works_on(queue: Queue, tmp_path: Path) -> None:
-    options = ("--lease-seconds", "1.5", "-c", "2")
+    options = ("--lease-seconds", "4", "-c", "2")
     with worker(queue.dsn, tmp_path, *options) as frozen:
         job = queue.insert("sleep", '{"seconds": 2}')
         wait_until(lambda: queue.effects(job) == 1)
@@ -248,10 +248,10 @@ def test_one_job_after_another_that_hangs_does_not_keep_the_worker_from_its_othe
     queue: Queue, tmp_path: Path
 ) -> None:
     with worker(queue.dsn, tmp_path, "-c", "4", "--kill-grace-seconds", "0.1") as started:
-        for _ in range(5):
+        for _ in range(10):
             queue.wait_for_state(queue.insert("hang"), "dead")
-        started.wait_for("child died", count=5)
+        started.wait_for("child died", count=10)
         innocent = queue.insert("touch")
 
-        # Before, the fifth replacement came after three seconds, the tenth after thirty.
-        queue.wait_for_state(innocent, "succeeded", seconds=3)
+        # Who counts these deaths as those of a program that cannot start waits for fifteen to thirty.
+        queue.wait_for_state(innocent, "succeeded", seconds=14)

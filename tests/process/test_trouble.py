@@ -62,10 +62,10 @@ def test_a_worker_that_waited_for_its_outcomes_goes_on_when_they_are_written(
             "INSERT INTO pgqueue.jobs (task, args) SELECT 'nothing', '{}' FROM generate_series(1, 15000)"
         )
         # More would be too many to lose.
-        wait_until(lambda: queue.count("jobs", "state = 'running'") > 5000, 30)
+        wait_until(lambda: queue.count("jobs", "state = 'running'") > 5000, 60)
         stranger.rollback()
 
-        wait_until(lambda: queue.count("jobs") == 0, 30)
+        wait_until(lambda: queue.count("jobs") == 0, 45)
         assert started.stop() == 0
 
 

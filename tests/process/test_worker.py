@@ -86,10 +86,10 @@ def test_a_failed_job_is_tried_again_and_succeeds(queue: Queue, tmp_path: Path) 
 def test_a_raw_insert_gets_its_tasks_own_settings_and_wakes_a_sleeping_worker(
     queue: Queue, tmp_path: Path
 ) -> None:
-    with worker(queue.dsn, tmp_path, "--poll-seconds", "30") as started:
+    with worker(queue.dsn, tmp_path, "--poll-seconds", "60") as started:
         # The worker has registered what it knows: the plain columns follow the task.
         job = queue.insert("elsewhere")
-        queue.wait_for_state(job, "succeeded", seconds=10)
+        queue.wait_for_state(job, "succeeded", seconds=30)
 
         assert queue.one("SELECT queue FROM pgqueue.finished_jobs WHERE id = %s", job) == "other"
         assert queue.one("SELECT max_attempts FROM pgqueue.tasks WHERE name = 'fail'") == 3
@@ -104,7 +104,7 @@ def test_a_worker_that_only_polls_holds_no_session_that_listens(queue: Queue, tm
         ]
 
         for job in jobs:
-            queue.wait_for_state(job, "succeeded", seconds=10)
+            queue.wait_for_state(job, "succeeded", seconds=30)
 
         assert not queue.count("jobs")
         assert not queue.one(
