@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
+from tests.guarantees import support
 from tests.pooler import Pooler
-from tests.sql.support import open_session, pooler, session
+from tests.sql.support import OpenSession, open_session, pooler, session
 
 __all__ = ["open_session", "pooler", "session"]
 
@@ -35,6 +38,13 @@ def fast_dsn(fast_dsn: str, pooler: Pooler | None) -> str:
 @pytest.fixture
 def dsn(dsn: str, pooler: Pooler | None) -> str:
     return dsn if pooler is None else pooler.lead(dsn)
+
+
+@pytest.fixture
+def patient_unblock(open_session: OpenSession) -> Iterator[None]:
+    """No wake-up is left to the sweep because the machine is busy."""
+    with support.patient_unblock(open_session()):
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -32,7 +32,7 @@ from psycopg.rows import namedtuple_row
 from tests.guarantees.verdicts import JOURNAL, PLACES, Answer, Call, Cast, look, violations
 from tests.sql.support import Session
 
-PATIENCE_SECONDS = 30.0  # with a server that does not answer; no order takes that long
+PATIENCE_SECONDS = 120.0  # with a server that does not answer; no order takes that long
 
 # The conductor holds the lock of the next stop of each session. A sequence counts the stops, because a
 # rollback does not take its numbers back.

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
 
 from tests.sql.support import OpenSession, Session
+from tests.support import wait_until
 
 # Blocked jobs that nobody would wake: their key has a free slot, and their queue no ready job of it.
 STUCK = """
@@ -62,6 +64,24 @@ def waits_for_a_lock(watcher: Session, session: Session) -> bool:
     )
 
 
+FIFTY_TRIES = "tries >= 50"
+
+
+@contextlib.contextmanager
+def patient_unblock(session: Session, tries: int = 2_000) -> Iterator[None]:
+    """Let unblock try for seconds, not for 50 ms: on a busy machine a claim may hold a row for longer.
+
+    What it gives up is for the sweep, which does not run here.
+    """
+    definition: str = session.one("SELECT pg_get_functiondef('pgqueue.unblock'::regproc)")
+    assert FIFTY_TRIES in definition
+    session.connection.execute(definition.replace(FIFTY_TRIES, f"tries >= {tries}"))
+    try:
+        yield
+    finally:
+        session.connection.execute(definition)
+
+
 class Crowd:
     """Clients that each do one thing over and over until they are stopped, and count what happens to them.
 
@@ -69,28 +89,49 @@ class Crowd:
     """
 
     def __init__(self, open_session: OpenSession) -> None:
-        self.seen: Counter[str] = Counter()
         self._open = open_session
+        self._counts: list[Counter[str]] = []  # one a client: two would lose each other's
         self._threads: list[tuple[threading.Thread, threading.Event]] = []
 
     def add(self, step: Callable[[Session, Counter[str]], None], count: int = 1) -> threading.Event:
         """Add clients; the event stops them."""
         stop = threading.Event()
         for _ in range(count):
-            thread = threading.Thread(target=self._run, args=(step, stop), daemon=True)
+            mine: Counter[str] = Counter()
+            self._counts.append(mine)
+            thread = threading.Thread(target=self._run, args=(step, stop, mine), daemon=True)
             self._threads.append((thread, stop))
             thread.start()
         return stop
+
+    @property
+    def seen(self) -> Counter[str]:
+        """What they have counted so far, all together."""
+        seen: Counter[str] = Counter()
+        for mine in self._counts:
+            seen.update(mine.copy())
+        return seen
+
+    def work(self, seconds: float, until_seen: Iterable[str]) -> None:
+        """Let them go on for so long at least, and until each of these has been seen."""
+        end, names = time.monotonic() + seconds, list(until_seen)
+
+        def is_done() -> bool:
+            seen = self.seen
+            return time.monotonic() > end and all(seen[name] > 0 for name in names)
+
+        wait_until(is_done, seconds + 240, f"{names} are seen")
 
     def stop(self) -> None:
         for _, stop in self._threads:
             stop.set()
         for thread, _ in self._threads:
-            thread.join(60)
+            thread.join()
 
-    def _run(self, step: Callable[[Session, Counter[str]], None], stop: threading.Event) -> None:
+    def _run(
+        self, step: Callable[[Session, Counter[str]], None], stop: threading.Event, mine: Counter[str]
+    ) -> None:
         session = None
-        mine: Counter[str] = Counter()
         while not stop.is_set():
             try:
                 if session is None or session.connection.closed:
@@ -101,7 +142,6 @@ class Crowd:
                 mine[f"error {error.sqlstate or type(error).__name__}"] += 1
                 if session is not None and session.connection.broken:
                     session.connection.close()
-        self.seen.update(mine)
 
 
 def work_for_a_moment(most_seconds: float = 0.004) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 import threading
 import time
+from functools import partial
 
 import psycopg
 import pytest
 
+from tests.guarantees.support import at_once
 from tests.sql.support import OpenSession, Session
 from tests.support import wait_until
 
@@ -69,7 +71,7 @@ def test_an_insert_after_the_worker_fell_asleep_rings(sleeper, inserter):
     inserter.connection.commit()
 
     assert not before_the_commit
-    assert sleeper.hears(10)
+    assert sleeper.hears(60)
 
 
 def test_an_insert_under_an_old_snapshot_rings(sleeper, inserter):
@@ -80,7 +82,7 @@ def test_an_insert_under_an_old_snapshot_rings(sleeper, inserter):
     inserter.rows(INSERT)
     inserter.connection.commit()
 
-    assert sleeper.hears(10)
+    assert sleeper.hears(60)
 
 
 @pytest.mark.parametrize("ends", ["stays open", "rolls back"])
@@ -93,7 +95,7 @@ def test_a_commit_rings_although_another_insert_that_would_have_rung(sleeper, in
     if ends == "rolls back":
         inserter.connection.rollback()
 
-    assert sleeper.hears(10)
+    assert sleeper.hears(60)
 
 
 def test_a_second_insert_rings_after_the_first_was_rolled_back_to_a_savepoint(sleeper, inserter):
@@ -105,7 +107,7 @@ def test_a_second_insert_rings_after_the_first_was_rolled_back_to_a_savepoint(sl
     inserter.rows(INSERT)
     inserter.connection.commit()
 
-    assert sleeper.hears(10)
+    assert sleeper.hears(60)
 
 
 def test_one_statement_rings_in_every_queue_it_fills(open_session, session):
@@ -115,7 +117,7 @@ def test_one_statement_rings_in_every_queue_it_fills(open_session, session):
 
     session.rows("INSERT INTO pgqueue.jobs (task, queue) SELECT 't', unnest(%s::text[])", queues)
 
-    assert all(sleeper.hears(10) for sleeper in sleepers)
+    assert all(sleeper.hears(60) for sleeper in sleepers)
 
 
 def test_copy_rings_too(sleeper, session):
@@ -124,7 +126,7 @@ def test_copy_rings_too(sleeper, session):
     with session.connection.cursor().copy("COPY pgqueue.jobs (task) FROM STDIN") as copy:
         copy.write("t\n")
 
-    assert sleeper.hears(10)
+    assert sleeper.hears(60)
 
 
 def test_nobody_is_rung_for_nothing(sleeper, session):
@@ -159,7 +161,7 @@ def test_a_session_that_prepares_transactions_can_be_quiet(sleeper, session):
     session.call("ring", queues=["default"])
 
     assert not quiet
-    assert sleeper.hears(10)
+    assert sleeper.hears(60)
 
 
 # Who is on duty.
@@ -171,7 +173,7 @@ def test_of_the_idle_workers_one_is_on_watch_and_hands_it_on(open_session):
     assert (first.rest(), second.rest()) == ("asleep", "off")
     first.rise(leaves_duty=True, rings=True)
 
-    assert second.hears(10)
+    assert second.hears(60)
     assert second.rest() == "asleep"
 
 
@@ -285,7 +287,7 @@ def test_whoever_makes_a_job_ready_rings(sleeper, session, prepare):
     act()
 
     assert not quiet
-    assert sleeper.hears(10)
+    assert sleeper.hears(60)
     assert session.one("SELECT count(*) FROM pgqueue.jobs WHERE state = 'ready'") == 1
 
 
@@ -332,7 +334,7 @@ def test_whoever_makes_room_in_a_queue_with_a_ceiling_rings(sleeper, session, en
 
     end(session, attempt)
 
-    assert sleeper.hears(10)
+    assert sleeper.hears(60)
     assert len(session.claim()) == 1
 
 
@@ -366,25 +368,26 @@ def test_whoever_changes_what_a_queue_may_start_rings(sleeper, session, call):
 
     session.call(function, **parameters)
 
-    assert sleeper.hears(10)
+    assert sleeper.hears(60)
 
 
 # All of it at once.
 
-IDLE_POLL_SECONDS = 5.0  # a wake-up that is lost shows as seconds
+IDLE_POLL_SECONDS = 600.0  # a wake-up that is lost shows: nothing else comes for so long
+PATIENCE_SECONDS = 60.0
+ROUNDS = 30
 GLOW_SECONDS = (0.001, 0.002, 0.002, 0.003, 0.004, 0.005, 0.005, 0.005)
 
 
-def serve(claimer: Session, sleeper: Sleeper, stop: threading.Event, claimed: dict[int, float]) -> None:
+def serve(claimer: Session, sleeper: Sleeper, stop: threading.Event, claimed: set[int]) -> None:
     """Claim and sleep as a worker does."""
     claimer.rows("SET synchronous_commit = off")
     on_duty = is_asleep = False
     empty_claims = 0
     while not stop.is_set():
         attempts = claimer.claim(max_jobs=10)
-        now = time.monotonic()
         if attempts:
-            claimed.update((attempt.job_id, now) for attempt in attempts)
+            claimed.update(attempt.job_id for attempt in attempts)
             claimer.complete(*attempts)
             empty_claims = 0
         elif is_asleep or (not on_duty and empty_claims > len(GLOW_SECONDS)):
@@ -406,59 +409,53 @@ def serve(claimer: Session, sleeper: Sleeper, stop: threading.Event, claimed: di
                 empty_claims += 1
 
 
-def insert_in_every_way(
-    session: Session, stop: threading.Event, committed: dict[int, float], rng: random.Random
-) -> None:
+def insert_in_every_way(session: Session, committed: set[int], rng: random.Random) -> None:
     def insert(count: int = 1) -> list[int]:
         text = "INSERT INTO pgqueue.jobs (task) SELECT 't' FROM generate_series(1, %s) RETURNING id"
         return [row[0] for row in session.rows(text, count)]
 
-    while not stop.is_set():
+    for _ in range(rng.randrange(1, 4)):
+        time.sleep(rng.uniform(0, 0.1))
         way = rng.choice(["alone", "alone", "long", "old snapshot", "rollback", "savepoint", "bulk"])
         with session.connection.transaction(force_rollback=way == "rollback"):
             if way == "old snapshot":
                 session.rows("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
                 session.rows("SELECT count(*) FROM pgqueue.queues")
-                stop.wait(rng.uniform(0, 0.2))
+                time.sleep(rng.uniform(0, 0.1))
             if way == "savepoint":
                 with session.connection.transaction(force_rollback=True):
                     insert()
-                stop.wait(rng.uniform(0, 0.05))
+                time.sleep(rng.uniform(0, 0.05))
             ids = insert(20 if way == "bulk" else 1)
             if way in {"long", "rollback"}:
-                stop.wait(rng.uniform(0, 0.4))
+                time.sleep(rng.uniform(0, 0.1))
         if way != "rollback":
-            committed.update(dict.fromkeys(ids, time.monotonic()))
-        stop.wait(rng.uniform(0, 0.3))
+            committed.update(ids)
 
 
 def test_no_wake_up_is_lost_among_all_kinds_of_inserts(session, open_session):
-    stop_inserting, stop_serving = threading.Event(), threading.Event()
-    claimed: dict[int, float] = {}
-    committed: dict[int, float] = {}
+    """In rounds, each of which ends in silence: no later insert makes up for a bell that did not ring."""
+    stop_serving = threading.Event()
+    claimed: set[int] = set()
+    committed: set[int] = set()
     workers = [
-        threading.Thread(target=serve, args=(open_session(), Sleeper(open_session()), stop_serving, claimed))
+        threading.Thread(
+            target=serve, args=(open_session(), Sleeper(open_session()), stop_serving, claimed), daemon=True
+        )
         for _ in range(3)
     ]
-    inserters = [
-        threading.Thread(
-            target=insert_in_every_way, args=(open_session(), stop_inserting, committed, random.Random(seed))
-        )
-        for seed in range(4)
-    ]
+    inserters = [(open_session(), random.Random(seed)) for seed in range(4)]
 
-    for thread in workers + inserters:
-        thread.start()
-    time.sleep(4)
-    stop_inserting.set()
-    for thread in inserters:
-        thread.join(10)
-    wait_until(lambda: committed.keys() <= claimed.keys(), IDLE_POLL_SECONDS)
-    stop_serving.set()
-    session.rows("SELECT pg_notify(pgqueue.bell_channel('default'), '')")
     for thread in workers:
-        thread.join(IDLE_POLL_SECONDS + 5)
+        thread.start()
+    try:
+        for nth in range(ROUNDS):
+            at_once(*(partial(insert_in_every_way, own, committed, rng) for own, rng in inserters))
+            wait_until(lambda: committed <= claimed, PATIENCE_SECONDS, f"claimed in round {nth}")
+    finally:
+        stop_serving.set()
+        session.rows("SELECT pg_notify(pgqueue.bell_channel('default'), '')")
+        for thread in workers:
+            thread.join(PATIENCE_SECONDS)
 
-    delays = [claimed[job_id] - committed[job_id] for job_id in committed]
-    assert len(delays) > 50
-    assert max(delays) < 1.0
+    assert len(committed) > 50

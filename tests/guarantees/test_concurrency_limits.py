@@ -9,7 +9,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psycopg
 import pytest
@@ -18,7 +18,7 @@ from psycopg.rows import namedtuple_row
 
 from pgqueue import database
 from tests.faults.mutants.holders import NAIVE_CLAIM
-from tests.guarantees.support import OVER_LIMIT, STUCK, at_once, work_for_a_moment
+from tests.guarantees.support import OVER_LIMIT, STUCK, at_once, patient_unblock, work_for_a_moment
 from tests.sql.support import OpenSession, Session
 
 JOBS, KEYS, CLAIMERS = 400, 10, 8
@@ -39,7 +39,7 @@ class Held(NamedTuple):
 def claim_until_all_is_done(session: Session, queues: list[str], batch: int) -> list[Held]:
     session.rows("SET synchronous_commit = off")
     log = []
-    patience = time.monotonic() + 30
+    patience = time.monotonic() + 240
     while time.monotonic() < patience:
         attempts = session.claim(random.choice(queues), batch)
         start = time.monotonic()
@@ -69,6 +69,20 @@ def run(session: Session, open_session: OpenSession, limit: int, batch: int, que
     return [held for log in logs for held in log]
 
 
+def run_until_seen(
+    session: Session, open_session: OpenSession, limit: int, batch: int, queues: list[str]
+) -> None:
+    """Run until all slots of a key have been in use at once, and never see more."""
+    for _ in range(20):
+        log = run(session, open_session, limit, batch, queues)
+        assert sorted(held.job_id for held in log) == sorted({held.job_id for held in log})
+        assert len(log) == JOBS
+        assert peak(log) <= limit
+        if peak(log) == limit or batch <= limit:
+            return
+    pytest.fail(f"{limit} jobs of a key could run at once, and never did")
+
+
 def peak(log: list[Held]) -> int:
     """Give the largest number of jobs of one key that were held at the same time."""
     events = defaultdict(list)
@@ -83,24 +97,52 @@ def peak(log: list[Held]) -> int:
     return most
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("patient_unblock")
 @pytest.mark.parametrize("batch", [1, 10, 50])
 @pytest.mark.parametrize("limit", [1, 3, 10])
 def test_a_limit_is_exact_and_is_used_to_the_full(session, open_session, limit, batch):
-    log = run(session, open_session, limit, batch, ["q"])
-
-    assert sorted(held.job_id for held in log) == sorted({held.job_id for held in log})
-    assert len(log) == JOBS
-    assert peak(log) <= limit
-    if batch > limit:
-        assert peak(log) == limit
+    run_until_seen(session, open_session, limit, batch, ["q"])
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("patient_unblock")
 @pytest.mark.parametrize("limit", [1, 3])
 def test_a_limit_holds_across_queues(session, open_session, limit):
-    log = run(session, open_session, limit, 10, ["a", "b"])
+    run_until_seen(session, open_session, limit, 10, ["a", "b"])
 
-    assert len(log) == JOBS
-    assert peak(log) == limit
+
+@pytest.mark.parametrize("queues", [["q"], ["a", "b"]])
+@pytest.mark.parametrize("batch", [1, 10, 50])
+@pytest.mark.parametrize("limit", [1, 3, 10])
+def test_claims_in_turn_fill_every_slot_of_every_key_and_none_twice(
+    session, open_session, limit, batch, queues
+):
+    session.rows(
+        "INSERT INTO pgqueue.jobs (task, queue, concurrency_key, concurrency_limit) "
+        "SELECT 't', (%s::text[])[1 + i %% %s], 'k' || i %% 4, %s FROM generate_series(1, 4 * 3 * %s) AS i",
+        queues,
+        len(queues),
+        limit,
+        limit,
+    )
+    claimers = [open_session() for _ in range(3)]
+
+    def fill() -> list[Any]:
+        """Claim in turn until nobody gets anything in any queue."""
+        got: list[Any] = []
+        while more := [a for queue in queues for claimer in claimers for a in claimer.claim(queue, batch)]:
+            got += more
+        return got
+
+    first = fill()
+    ended = session.complete(*{attempt.key: attempt for attempt in first}.values())
+    second = fill()
+
+    keys = [f"k{number}" for number in range(4)]
+    assert Counter(attempt.key for attempt in first) == dict.fromkeys(keys, limit)
+    assert len(ended) == len(keys)
+    assert Counter(attempt.key for attempt in second) == dict.fromkeys(keys, 1)
 
 
 # The long run, by every measure: what claimers hold as they count it, what they held by the clock, what the
@@ -144,6 +186,9 @@ def open_stubborn(dsn: str) -> Iterator[Callable[[], Session]]:
         )
         connection.execute(sql.SQL(isolation).format(database_name))
     with ExitStack() as stack:
+        stack.enter_context(
+            patient_unblock(Session(stack.enter_context(psycopg.connect(dsn, autocommit=True))))
+        )
 
         def open_one() -> Session:
             connection = stack.enter_context(database.connect(dsn))
@@ -157,10 +202,12 @@ def limit_of(key: str) -> int:
     return LIMITS[int(key[1:]) % len(LIMITS)]
 
 
-def claim_and_measure(session: Session, queues: list[str], batch: int, measures: Measures) -> list[Held]:
+def claim_and_measure(
+    session: Session, queues: list[str], batch: int, measures: Measures, patience_seconds: float
+) -> list[Held]:
     session.rows("SET synchronous_commit = off")
     log = []
-    patience = time.monotonic() + 300
+    patience = time.monotonic() + patience_seconds
     while time.monotonic() < patience:
         try:
             attempts = session.claim(random.choice(queues), batch)
@@ -192,7 +239,12 @@ def sample(session: Session, measures: Measures, stop: threading.Event) -> None:
 
 
 def measure(
-    open_one: Callable[[], Session], jobs: int, batch: int, queues: list[str], keys: int = LONG_KEYS
+    open_one: Callable[[], Session],
+    jobs: int,
+    batch: int,
+    queues: list[str],
+    keys: int = LONG_KEYS,
+    patience_seconds: float = 900.0,
 ) -> tuple[Measures, list[Held]]:
     first = open_one()
     first.rows(
@@ -212,34 +264,46 @@ def measure(
     sampler = threading.Thread(target=sample, args=(open_one(), measures, stop))
     sampler.start()
     claimers = [open_one() for _ in range(CLAIMERS)]
-    logs = at_once(*(lambda c=claimer: claim_and_measure(c, queues, batch, measures) for claimer in claimers))
+    logs = at_once(
+        *(lambda c=c: claim_and_measure(c, queues, batch, measures, patience_seconds) for c in claimers)
+    )
     stop.set()
     sampler.join()
     return measures, [held for log in logs for held in log]
 
 
+@pytest.mark.timeout(1200)  # in the gate they are 20,000 jobs
 @pytest.mark.parametrize(("batch", "queues"), [(1, ["q"]), (10, ["q"]), (50, ["q"]), (10, ["a", "b"])])
 def test_limits_are_exact_by_every_measure_under_a_role_that_defaults_to_repeatable_read(
     open_stubborn: Callable[[], Session], batch: int, queues: list[str]
 ) -> None:
-    measures, log = measure(open_stubborn, LONG_JOBS, batch, queues)
+    missing = {limit for limit in LIMITS if batch > limit}
+    samples = 0
+    for nth in range(10):  # once, unless no key of some limit happened to have all of its slots in use
+        jobs = LONG_JOBS if nth == 0 else 1_500
+        measures, log = measure(open_stubborn, jobs, batch, queues)
 
-    assert sorted(held.job_id for held in log) == sorted({held.job_id for held in log})
-    assert len(log) == LONG_JOBS
-    by_key = defaultdict(list)
-    for held in log:
-        by_key[held.key].append(held)
-    reached = Counter[int]()
-    for key, ours in by_key.items():
-        assert max(measures.most[key], peak(ours)) <= limit_of(key)
-        reached[limit_of(key)] += measures.most[key] == limit_of(key)
-    assert all(reached[limit] for limit in LIMITS if batch > limit)
-    assert (measures.over_by_sample, measures.samples > 10) == (0, True)
-    # A slot that two gave out at once is refused by the index: that may happen, and hardly ever does.
-    assert set(measures.errors) <= {"23505"}
-    assert measures.errors["23505"] < max(1, measures.claims / 1000)
+        assert sorted(held.job_id for held in log) == sorted({held.job_id for held in log})
+        assert len(log) == jobs
+        by_key = defaultdict(list)
+        for held in log:
+            by_key[held.key].append(held)
+        for key, ours in by_key.items():
+            assert max(measures.most[key], peak(ours)) <= limit_of(key)
+        missing -= {limit_of(key) for key in by_key if measures.most[key] == limit_of(key)}
+        assert measures.over_by_sample == 0
+        samples += measures.samples
+        # A slot that two gave out at once is refused by the index: that may happen, and hardly ever does.
+        assert set(measures.errors) <= {"23505"}
+        assert measures.errors["23505"] < max(1, measures.claims / 1000)
+        if not missing and samples > 10:
+            break
+
+    assert missing == set()
+    assert samples > 10
 
 
+@pytest.mark.timeout(600)
 def test_a_claim_without_a_statement_of_its_own_after_the_lock_would_be_seen(
     dsn: str, open_stubborn: Callable[[], Session], open_session: OpenSession
 ) -> None:
@@ -251,12 +315,21 @@ def test_a_claim_without_a_statement_of_its_own_after_the_lock_would_be_seen(
     session.connection.execute(f"{head}{mark}{NAIVE_CLAIM}$function$")
     session.rows("DROP INDEX pgqueue.jobs_running_slot")
 
-    measures, log = measure(open_stubborn, 400, 3, ["q"], keys=1)
+    most, highest = 0, 0
+    for _ in range(10):  # once, unless no two happened to meet
+        session.rows("DELETE FROM pgqueue.jobs")
+        # A call that fails leaves a job running, and nobody would ever be done.
+        measures, log = measure(open_stubborn, 400, 3, ["q"], keys=1, patience_seconds=30)
+        most, highest = max(most, measures.most["k0"]), max(highest, peak(log))
+        if min(most, highest) > 1:
+            break
 
-    assert measures.most["k0"] > 1
-    assert peak(log) > 1
+    assert most > 1
+    assert highest > 1
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("patient_unblock")
 def test_jobs_of_one_key_with_limit_one_run_in_their_order(session, open_session):
     log = run(session, open_session, 1, 10, ["q"])
 

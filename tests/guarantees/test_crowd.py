@@ -11,11 +11,19 @@ from typing import Any
 
 import pytest
 
-from tests.sql.support import Session
+from tests.sql.support import OpenSession, Session
 
 CROWD = 100_000 if os.environ.get("CI") == "true" else 6_000
 DECIDED = "priority, max_attempts, timeout_seconds, concurrency_limit, is_unique_until_start, queue, state"
 BATCH = 10
+
+
+@pytest.fixture
+def session(dsn: str, open_session: OpenSession) -> Session:
+    """A database in which nobody vacuums or analyzes but we: a snapshot of theirs would keep dead rows."""
+    session = open_session(dsn)
+    session.rows("ALTER TABLE pgqueue.jobs SET (autovacuum_enabled = off)")
+    return session
 
 
 def make_crowd(session: Session) -> None:

@@ -15,6 +15,7 @@ from tests.sql.support import Session
 from tests.support import wait_until
 
 SLOW = 0.001  # tokens a second: no second token in a test's time
+A_TOKENS_TIME = 1 / SLOW
 
 
 def limit(session: Session, name: str, tokens_per_second: float = SLOW, burst: int = 1) -> None:
@@ -47,13 +48,13 @@ def taken(session: Session, name: str) -> int:
 
 
 def test_who_waits_in_line_and_who_is_ready_share_the_slots_of_their_key(session):
-    limit(session, "task:limited", tokens_per_second=1)
+    limit(session, "task:limited")
     session.enqueue("limited")
     waiting = session.enqueue("limited", concurrency_key="k")
     session.claim()
     session.claim()
     ready = session.enqueue("free", concurrency_key="k")
-    let_pass(session, 1)
+    let_pass(session, A_TOKENS_TIME)
 
     claimed = session.claim()
     session.complete(*claimed)
@@ -64,19 +65,19 @@ def test_who_waits_in_line_and_who_is_ready_share_the_slots_of_their_key(session
 
 @pytest.mark.parametrize("end", ["release", "crash", "reap"])
 def test_who_started_from_the_line_and_is_given_back_is_due_at_once(session, end):
-    limit(session, "task:t", tokens_per_second=1)
+    limit(session, "task:t")
     session.enqueue()
     waiting = session.enqueue()
     session.claim()
     session.claim()
-    let_pass(session, 1)
+    let_pass(session, A_TOKENS_TIME)
     (attempt,) = session.claim()
     if end == "reap":
         session.expire(attempt)
         session.call("reap")
     else:
         getattr(session, end)(attempt)
-    let_pass(session, 1)
+    let_pass(session, A_TOKENS_TIME)
 
     assert attempt.job_id == waiting
     assert ids(session.claim()) == [waiting]
@@ -134,7 +135,7 @@ def test_a_burst_starts_and_the_rest_waits_in_line(session):
 
 
 def test_the_line_is_served_in_order_when_its_tokens_come(session):
-    limit(session, "task:t", tokens_per_second=1)
+    limit(session, "task:t")
     jobs = [session.enqueue() for _ in range(3)]
     urgent = session.enqueue(priority=0)
     session.rows("UPDATE pgqueue.jobs SET priority = 1 WHERE id <> %s", urgent)
@@ -143,7 +144,7 @@ def test_the_line_is_served_in_order_when_its_tokens_come(session):
     served = []
 
     for _ in range(3):
-        let_pass(session, 1)
+        let_pass(session, A_TOKENS_TIME)
         served += ids(session.claim())
 
     assert session.state(urgent) == "running"
@@ -151,13 +152,13 @@ def test_the_line_is_served_in_order_when_its_tokens_come(session):
 
 
 def test_a_newcomer_joins_the_line_and_does_not_overtake_it(session):
-    limit(session, "task:t", tokens_per_second=1)
+    limit(session, "task:t")
     first, waiting = session.enqueue(), session.enqueue()
     session.claim()
     session.claim()
     newcomer = session.enqueue()
 
-    let_pass(session, 1)
+    let_pass(session, A_TOKENS_TIME)
     served = ids(session.claim())
 
     assert session.state(first) == "running"
@@ -166,13 +167,13 @@ def test_a_newcomer_joins_the_line_and_does_not_overtake_it(session):
 
 
 def test_a_newcomer_in_another_queue_does_not_overtake_either(session):
-    limit(session, "task:t", tokens_per_second=1)
+    limit(session, "task:t")
     for _ in range(2):
         session.enqueue(queue="a")
     session.claim("a")
     session.claim("a")
     session.enqueue(queue="b")
-    let_pass(session, 1)
+    let_pass(session, A_TOKENS_TIME)
 
     overtaking = session.claim("b")
     let_pass(session, 0.1)  # the line was just looked at in vain
@@ -194,14 +195,14 @@ def test_jobs_without_a_limit_pass_by(session):
 
 
 def test_a_line_is_served_although_its_queue_is_busy(session):
-    limit(session, "task:limited", tokens_per_second=1)
+    limit(session, "task:limited")
     waiting = [session.enqueue("limited") for _ in range(2)][1]
     session.claim()
     session.claim()
     for _ in range(20):
         session.enqueue("free")
 
-    let_pass(session, 1)
+    let_pass(session, A_TOKENS_TIME)
 
     assert waiting in ids(session.claim(max_jobs=5))
 
@@ -237,7 +238,7 @@ def test_a_limit_that_another_claim_holds_is_left_alone_without_waiting(session,
     first, second = session.enqueue(), session.enqueue()
     undecided = open_session(autocommit=False)
     undecided.claim(max_jobs=1)
-    session.rows("SET statement_timeout = '2s'")
+    session.rows("SET statement_timeout = '60s'")
 
     meanwhile = session.claim()
     undecided.connection.commit()
@@ -248,13 +249,13 @@ def test_a_limit_that_another_claim_holds_is_left_alone_without_waiting(session,
 
 
 def test_a_job_cancelled_in_line_costs_no_token(session):
-    limit(session, "task:t", tokens_per_second=1)
+    limit(session, "task:t")
     _, cancelled, waiting = (session.enqueue() for _ in range(3))
     session.claim()
     session.claim()
     session.cancel(cancelled)
 
-    let_pass(session, 1)
+    let_pass(session, A_TOKENS_TIME)
 
     assert ids(session.claim()) == [waiting]
     assert taken(session, "task:t") == 2
@@ -310,7 +311,7 @@ def test_a_job_in_line_that_is_looked_at_again_joins_it_again(session):
 
 def test_the_worker_knows_when_the_next_token_comes(session):
     assert session.call("rate_next_at") == [(None,)]
-    limit(session, "task:t", tokens_per_second=0.1)
+    limit(session, "task:t")
     session.enqueue()
     session.claim()
     session.enqueue()
@@ -318,22 +319,22 @@ def test_the_worker_knows_when_the_next_token_comes(session):
 
     seconds = session.one("SELECT extract(epoch FROM pgqueue.rate_next_at() - clock_timestamp())::float8")
 
-    assert 8 < seconds <= 10
+    assert 900 < seconds <= A_TOKENS_TIME
 
 
 # With concurrency keys.
 
 
 def test_a_job_in_line_waits_for_its_key_as_well(session):
-    limit(session, "task:t", tokens_per_second=1, burst=2)
+    limit(session, "task:t", burst=2)
     jobs = [session.enqueue(concurrency_key="k", concurrency_limit=1) for _ in range(3)]
     (running,) = session.claim()
     session.claim()
-    let_pass(session, 5)
+    let_pass(session, 5 * A_TOKENS_TIME)
 
     while_full = session.claim()
     session.complete(running)
-    let_pass(session, 5)
+    let_pass(session, 5 * A_TOKENS_TIME)
 
     assert while_full == []
     assert ids(session.claim()) == [jobs[1]]
@@ -381,7 +382,7 @@ def test_every_job_with_a_key_and_a_limit_gets_its_turn(session):
         done.extend(session.complete(*attempts))
         return len(done) == len(jobs)
 
-    wait_until(drain, 20)
+    wait_until(drain, 120)
     assert set(done) == jobs
 
 
@@ -410,14 +411,14 @@ def test_a_queue_pays_only_for_what_it_started(session):
 
 
 def test_a_worker_of_a_limited_queue_knows_when_to_come_back_and_no_other(session):
-    limit(session, "queue:default", tokens_per_second=0.1)
+    limit(session, "queue:default")
     for _ in range(2):
         session.enqueue()
     session.claim()
     session.claim()
     seconds = "SELECT extract(epoch FROM pgqueue.rate_next_at(%s::text[]) - clock_timestamp())::float8"
 
-    assert 8 < session.one(seconds, ["default", "x"]) <= 10
+    assert 900 < session.one(seconds, ["default", "x"]) <= A_TOKENS_TIME
     assert session.one(seconds, ["x"]) is None
 
 
@@ -436,20 +437,20 @@ def test_a_jobs_own_rate_key_cannot_pose_as_a_queue(session):
 
 
 def test_a_waiting_job_that_somebody_has_locked_is_looked_at_again_soon(session, open_session):
-    limit(session, "task:t", tokens_per_second=1)
+    limit(session, "task:t")
     waiting = [session.enqueue() for _ in range(2)][1]
     session.claim()
     session.claim()
     stranger = open_session(autocommit=False)
     stranger.job(waiting)
     stranger.rows("SELECT FROM pgqueue.jobs WHERE id = %s FOR UPDATE", waiting)
-    let_pass(session, 1)
+    let_pass(session, A_TOKENS_TIME)
 
     while_locked = session.claim()
     stranger.connection.rollback()
 
     assert while_locked == []
-    assert ids(wait_until(session.claim, 2)) == [waiting]
+    assert ids(wait_until(session.claim)) == [waiting]
 
 
 def test_all_that_one_claim_starts_counts_for_the_limit_with_keys_or_without(session):
@@ -465,7 +466,7 @@ def test_all_that_one_claim_starts_counts_for_the_limit_with_keys_or_without(ses
 
 
 def test_claims_of_another_queue_do_not_put_off_whose_turn_it_is(session):
-    limit(session, "task:t", tokens_per_second=1)
+    limit(session, "task:t")
     for queue in ("a", "a", "b"):
         session.enqueue(queue=queue)
     session.claim("a")
@@ -473,7 +474,7 @@ def test_claims_of_another_queue_do_not_put_off_whose_turn_it_is(session):
     session.claim("b")
     session.rows("UPDATE pgqueue.jobs SET state = 'ready', rate_parked_at = NULL WHERE queue = 'b'")
     session.enqueue("free", queue="b")
-    let_pass(session, 1)
+    let_pass(session, A_TOKENS_TIME)
 
     session.claim("b")
 
@@ -481,7 +482,7 @@ def test_claims_of_another_queue_do_not_put_off_whose_turn_it_is(session):
 
 
 def test_a_worker_waits_only_for_lines_in_which_its_queues_have_jobs(session):
-    limit(session, "task:t", tokens_per_second=0.1)
+    limit(session, "task:t")
     for _ in range(2):
         session.enqueue(queue="a")
     session.claim("a")
@@ -492,12 +493,12 @@ def test_a_worker_waits_only_for_lines_in_which_its_queues_have_jobs(session):
 
 
 def test_what_a_queue_leaves_of_the_tokens_is_for_the_next_queue_at_once(session):
-    limit(session, "task:t", tokens_per_second=1, burst=2)
+    limit(session, "task:t", burst=2)
     for queue in ("a", "a", "a", "b"):
         session.enqueue(queue=queue)
     for queue in ("a", "a", "b"):
         session.claim(queue)
-    let_pass(session, 5)
+    let_pass(session, 5 * A_TOKENS_TIME)
 
     assert (len(session.claim("a")), len(session.claim("b"))) == (1, 1)
 
@@ -548,12 +549,12 @@ def test_a_higher_rate_holds_at_once_for_whoever_waits_already(session, change):
         got.extend(ids(session.claim()))
         return len(got) == 2
 
-    wait_until(waited, 5)
+    wait_until(waited)
     assert got == waiting
 
 
 def test_a_lower_rate_gives_no_tokens_and_takes_none_away(session):
-    limit(session, "task:t", tokens_per_second=100, burst=10)
+    limit(session, "task:t", tokens_per_second=10 * SLOW, burst=10)
     for _ in range(20):
         session.enqueue()
     session.claim(max_jobs=4)
@@ -564,18 +565,18 @@ def test_a_lower_rate_gives_no_tokens_and_takes_none_away(session):
 
 
 def test_a_clock_that_was_set_back_does_not_stop_a_limit_for_long(session):
-    limit(session, "task:t", tokens_per_second=100)
-    for _ in range(3):
-        session.enqueue()
+    limit(session, "task:t")
+    waiting = [session.enqueue() for _ in range(3)][1]
     session.claim()
     session.claim()
-    let_pass(session, -3600)
+    let_pass(session, -100 * A_TOKENS_TIME)
     meanwhile = session.claim()
 
     session.call("rate_mend")
+    let_pass(session, A_TOKENS_TIME)
 
     assert meanwhile == []
-    assert wait_until(session.claim, 5)
+    assert ids(session.claim()) == [waiting]
 
 
 # Limits for keys, by a pattern.
@@ -631,7 +632,7 @@ def test_a_pattern_that_changes_takes_the_limits_that_it_made_along(session):
     session.claim()
 
     rate_set(session, "api:*", 1000, 5)
-    wait_until(lambda: session.claim() == [] and running_by_key(session)["api:a"] == 3, 5)
+    wait_until(lambda: session.claim() == [] and running_by_key(session)["api:a"] == 3)
 
     assert running_by_key(session) == {"api:a": 3, "api:own": 1}
 
@@ -655,7 +656,7 @@ def test_two_claims_that_meet_a_new_key_at_once_pass_its_limit_neither(session, 
     enqueue_for(session, *["api:a"] * 4)
     undecided = open_session(autocommit=False)
     undecided.claim(max_jobs=1)
-    session.rows("SET statement_timeout = '2s'")
+    session.rows("SET statement_timeout = '60s'")
 
     meanwhile = session.claim()
     undecided.connection.commit()
@@ -684,19 +685,22 @@ def test_keys_that_nobody_uses_any_more_are_forgotten_and_start_with_a_full_burs
 
 
 def test_hundreds_of_keys_are_served_side_by_side(session):
-    limit(session, "api:*", tokens_per_second=50)
+    limit(session, "api:*")
     enqueue_for(
         session, *(f"api:{number}" for number in range(300)), *(f"api:{number}" for number in range(300))
     )
     session.rows("SET synchronous_commit = off")
     done = []
 
-    def drain() -> bool:
+    def drain() -> int:
         attempts = session.claim(max_jobs=100)
         done.extend(session.complete(*attempts))
-        return len(done) == 600
+        return len(done)
 
-    wait_until(drain, 20)
+    wait_until(lambda: drain() >= 300, 120)
+    assert session.claim() == []
+    let_pass(session, A_TOKENS_TIME)
+    wait_until(lambda: drain() >= 600, 120)
 
 
 # What code declares.
@@ -764,28 +768,23 @@ def test_workers_that_start_at_once_declare_without_a_deadlock(session, open_ses
 def test_no_second_sees_more_starts_than_the_rate_and_the_burst(session, open_session, name):
     limit(session, name, tokens_per_second=100, burst=10)
     session.rows("INSERT INTO pgqueue.jobs (task) SELECT 't' FROM generate_series(1, 1500)")
-    end = time.monotonic() + 2.5
+    starts: list[float] = []
+    patience = time.monotonic() + 240
 
-    def claim(claimer: Session) -> list[float]:
+    def claim(claimer: Session) -> None:
         claimer.rows("SET synchronous_commit = off")
-        starts = []
-        while time.monotonic() < end:
+        while len(starts) < 250 and time.monotonic() < patience:
             if attempts := claimer.claim(max_jobs=20):
                 started = (
                     "SELECT extract(epoch FROM started_at)::float8 FROM pgqueue.jobs WHERE id = ANY (%s)"
                 )
-                starts += [row[0] for row in claimer.rows(started, ids(attempts))]
+                starts.extend([row[0] for row in claimer.rows(started, ids(attempts))])
                 claimer.complete(*attempts)
             else:
                 time.sleep(0.02)
-        return starts
 
-    starts = [
-        instant
-        for each in at_once(*(lambda c=claimer: claim(c) for claimer in [open_session() for _ in range(4)]))
-        for instant in each
-    ]
+    at_once(*(lambda c=claimer: claim(c) for claimer in [open_session() for _ in range(4)]))
 
     assert most_in_any(1.0, starts) <= 100 + 10
-    assert len(starts) > 50
+    assert len(starts) >= 250
     assert taken(session, name) == len(starts)

@@ -527,6 +527,7 @@ def session(journal_dsn, open_session):
     return session
 
 
+@pytest.mark.timeout(600)
 def test_jobs_live_as_the_model_says(session):
     live(session, Phase.generate, Phase.shrink)
 
@@ -570,6 +571,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_function_that_does_one_thing_wrong_is_found_out(session, name):
     function, old, new = MUTANTS[name]
