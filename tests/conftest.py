@@ -156,7 +156,7 @@ def _remove_dead_run(folder: Path) -> None:
 
 def _left_behind(folder: Path) -> list[str]:
     with contextlib.suppress(AssertionError):  # what is just ending may end
-        wait_until(lambda: not processes_with(str(folder)), 2)
+        wait_until(lambda: not processes_with(str(folder)), 30)
     processes = processes_with(str(folder))
     for pid in processes:
         with contextlib.suppress(OSError):

@@ -63,7 +63,7 @@ def test_of_an_open_one_the_list_says_since_when_until_when_and_how_many_jobs_wa
 
 def test_counts_that_are_too_old_to_matter_are_not_shown(pgqueue, breakers):
     report(breakers, 30, 10)
-    breakers.connection.execute("UPDATE pgqueue.breakers SET window_at = window_at - interval '15 s'")
+    breakers.connection.execute("UPDATE pgqueue.breakers SET window_at = window_at - interval '11 s'")
     one_window = pgqueue("breakers").rows[1]
     breakers.connection.execute("UPDATE pgqueue.breakers SET window_at = window_at - interval '10 s'")
 

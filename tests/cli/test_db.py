@@ -89,7 +89,7 @@ def test_db_psql_keeps_the_server_up_while_it_is_open_and_no_longer(env):
 
         psql.stdin.close()
 
-        assert psql.wait(30) == 0
+        assert psql.wait(60) == 0
     assert embedded.status(env["PGQUEUE_DATA"]).state == "stopped"
 
 
@@ -105,7 +105,7 @@ def test_a_ctrl_c_is_psqls_to_handle(env):
 
         os.killpg(psql.pid, signal.SIGINT)
 
-        assert psql.wait(30) == 3
+        assert psql.wait(60) == 3
         assert "canceling statement due to user request" in psql.stderr.read()
     assert embedded.status(env["PGQUEUE_DATA"]).state == "stopped"
 

@@ -352,7 +352,7 @@ def test_a_person_is_asked_at_the_terminal(runaway, answer, code, left):
         env={**os.environ, "PGQUEUE_DSN": runaway.dsn},
     ) as process:
         os.write(controller, answer.encode())
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=120)
     os.close(controller)
     os.close(terminal)
 

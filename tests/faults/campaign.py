@@ -31,11 +31,15 @@ DBNAME = "campaign"
 LEASE_SECONDS = 2.0
 # Half of it may be the pause between two tries to connect; then come a poll, a claim, and a busy machine.
 RECOVERY_SECONDS = 2 * link._LONGEST_PAUSE_SECONDS
-# Longer than this no machine takes to start a worker that has nothing wrong with it.
+# Longer than this no machine takes to start a worker that has nothing wrong with it. What a machine takes to
+# start one tells how slow it is: everything else that a recovery needs is less than two more of them.
 SLOWEST_START_SECONDS = 10.0
+STARTS_A_RECOVERY = 3
 # A reaper takes back what has expired once it has looked for a lease without a gap, perhaps the second time.
-EXPIRY_SECONDS = 2 * LEASE_SECONDS + 2.0
+EXPIRY_SECONDS = 2 * LEASE_SECONDS + 10.0
+# Who waits behind a crowd waits until most of it is gone: on a slow machine a part of that time is the bound.
 FAIR_SECONDS = 3.0
+FAIR_PART = 0.4
 SCHEDULE = "beat"
 TICK_SECONDS = 2
 MAKE_SCHEDULE = """
@@ -68,10 +72,10 @@ class Size:
 
 SIZES = {
     "smoke": Size(
-        45, workers=3, processes=2, slots=8, producers=3, jobs_per_second=20, crowd=150, drain_seconds=30
+        45, workers=3, processes=2, slots=8, producers=3, jobs_per_second=20, crowd=150, drain_seconds=120
     ),
     "long": Size(
-        600, workers=4, processes=2, slots=12, producers=4, jobs_per_second=15, crowd=600, drain_seconds=90
+        600, workers=4, processes=2, slots=12, producers=4, jobs_per_second=15, crowd=600, drain_seconds=120
     ),
 }
 
@@ -134,7 +138,7 @@ class Campaign:
         for worker in self._workers:
             worker.start()
         for worker in self._workers:
-            worker.wait_for("worker started", seconds=60)
+            worker.wait_for("worker started")
             worker.look()
         with self._arena.connect(DBNAME) as connection:
             for key in (*SINGLE_KEYS, *CROSSED_KEYS, "crowd"):
@@ -163,7 +167,7 @@ class Campaign:
 
     def _settle(self, db: Database) -> int:
         """Wait until the workers are idle; gives the most descriptors that one of them has."""
-        until(lambda: _count_sessions(db, "pgqueue worker%") == IDLE_CONNECTIONS * len(self._workers), 10)
+        until(lambda: _count_sessions(db, "pgqueue worker%") == IDLE_CONNECTIONS * len(self._workers), 60)
         return max(_count_descriptors(worker) for worker in self._workers)
 
     def _conclude(self, db: Database, descriptors: int) -> list[Verdict]:
@@ -171,7 +175,7 @@ class Campaign:
         self._watch.healed(db.one("SELECT clock_timestamp()"), EXPIRY_SECONDS)
         evidence.ticks_due[SCHEDULE] = self._stop_ticks(db)
         evidence.drain_seconds, evidence.swept = wait_for_drain(db, self._size.drain_seconds)
-        others = self._send_crowd(db)
+        crowd, others = self._send_crowd(db)
         wait_for_drain(db, self._size.drain_seconds)
         if left := db.all("SELECT to_jsonb(j) FROM pgqueue.jobs AS j ORDER BY id LIMIT 100"):
             text = "".join(f"{json.dumps(row)}\n" for (row,) in left)
@@ -186,7 +190,7 @@ class Campaign:
             """,
             others,
         )
-        evidence.fair_bound_seconds = FAIR_SECONDS
+        evidence.fair_bound_seconds = max(FAIR_SECONDS, FAIR_PART * self._crowd_seconds(db, crowd))
         self._watch.stop()
         evidence.looks, evidence.seen = self._watch.looks, self._watch.seen
         self._look_for_leaks(db, descriptors)
@@ -195,7 +199,9 @@ class Campaign:
         evidence.recoveries, evidence.failures = self._nemesis.recoveries, self._nemesis.failures
         # Who was killed has to start first, and how long that takes is this machine's business.
         slowest = max(worker.slowest_start_seconds for worker in self._workers)
-        evidence.recovery_bound_seconds = RECOVERY_SECONDS + min(slowest, SLOWEST_START_SECONDS)
+        evidence.recovery_bound_seconds = RECOVERY_SECONDS + STARTS_A_RECOVERY * min(
+            slowest, SLOWEST_START_SECONDS
+        )
         self._read_logs()
         self._read_server_log()
         evidence.secret_logs = [*self._arena.logs.iterdir(), self._arena.server.log]
@@ -203,13 +209,21 @@ class Campaign:
 
     def _stop_ticks(self, db: Database) -> int:
         """Wait until what was missed has been caught up with, and pause; gives how many ticks have come."""
-        if not until(lambda: db.one("SELECT next_tick > clock_timestamp() FROM pgqueue.schedules"), 10):
+        if not until(lambda: db.one("SELECT next_tick > clock_timestamp() FROM pgqueue.schedules"), 60):
             self.evidence.failures.append("nobody fires a tick that is due")
         next_tick = db.one("UPDATE pgqueue.schedules SET is_paused = true RETURNING next_tick")
         return round((next_tick - self._first_tick).total_seconds() / TICK_SECONDS)
 
-    def _send_crowd(self, db: Database) -> list[int]:
-        """Put a crowd of one hot key at the head, and others behind it; gives the others."""
+    def _crowd_seconds(self, db: Database, crowd: list[int]) -> float:
+        """Tell how long the crowd took, from its first birth to its last end."""
+        return db.one(
+            "SELECT coalesce(extract(epoch FROM max(h.at) - min(h.at)), 0)::double precision "
+            "FROM faults.history AS h WHERE h.job_id = ANY (%s)",
+            crowd,
+        )
+
+    def _send_crowd(self, db: Database) -> tuple[list[int], list[int]]:
+        """Put a crowd of one hot key at the head, and others behind it; gives both."""
         journal = Journal(self._arena.logs, "crowd")
 
         def send(task: str, count: int, more: str, priority: int) -> list[int]:
@@ -228,18 +242,18 @@ class Campaign:
             journal.acknowledge(marks, ids)
             return ids
 
-        send("count", self._size.crowd, '{"key": "crowd"}', 0)
+        crowd = send("count", self._size.crowd, '{"key": "crowd"}', 0)
         others = []
         for _ in range(20):
             others += send("touch", 5, "{}", 1)
             time.sleep(0.05)
         journal.close()
-        return others
+        return crowd, others
 
     def _look_for_leaks(self, db: Database, descriptors: int) -> None:
         evidence, workers = self.evidence, self._workers
         # Threads of a pool end, sessions of those who were killed are noticed: give it a moment.
-        until(lambda: _count_sessions(db, "pgqueue worker%") == IDLE_CONNECTIONS * len(workers), 10)
+        until(lambda: _count_sessions(db, "pgqueue worker%") == IDLE_CONNECTIONS * len(workers), 60)
         # Of a worker: its slots, its own queue's, two in the child for suspects, and async handlers' threads.
         handlers = self._size.slots + 1 + 2 + (self._size.processes + 1) * ASIDE_THREADS
         evidence.leaks = {
@@ -269,8 +283,8 @@ class Campaign:
             code = worker.end()
             if code != 0:
                 evidence.failures.append(f"{worker.name} ended with {code} at the end")
-        until(lambda: not self._arena.left_processes(), 5)
-        until(lambda: not _count_sessions(db, "%"), 10)
+        until(lambda: not self._arena.left_processes(), 30)
+        until(lambda: not _count_sessions(db, "%"), 60)
         evidence.leaks |= {
             "sessions_after": (_count_sessions(db, "%"), 0),
             "advisory_locks_after": (_count_advisory_locks(db), 0),

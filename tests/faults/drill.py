@@ -30,7 +30,7 @@ class Drill:
         self.name = name
         self.dsn = arena.make_database(name)
         self.enqueues = Enqueues()
-        self.evidence = Evidence(enqueues=self.enqueues, recovery_bound_seconds=2.0, fair_bound_seconds=1.0)
+        self.evidence = Evidence(enqueues=self.enqueues, recovery_bound_seconds=2.0, fair_bound_seconds=30.0)
         # What an altered worker or producer does otherwise.
         self.habit = ""
         self.launcher = WORKER
@@ -142,7 +142,7 @@ class Drill:
                 KEY,
             )
 
-    def work(self, batch: int = 10, seconds: float = 5.0) -> None:
+    def work(self, batch: int = 10, seconds: float = 60.0) -> None:
         """Claim, run and complete until nothing is live."""
         session = self.open()
         end = time.monotonic() + seconds
@@ -174,6 +174,13 @@ class Drill:
         pid = session.connection.info.backend_pid
         return self.db.one(f"SELECT {column} FROM pg_stat_activity WHERE pid = %s", pid) == value
 
+    def has_worker(self) -> bool:
+        """Say whether some worker is connected."""
+        return self.db.one(
+            "SELECT count(*) > 0 FROM pg_stat_activity "
+            "WHERE datname = current_database() AND application_name = 'pgqueue worker claim'"
+        )
+
     def has_sleeping_worker(self) -> bool:
         """Say whether a worker sleeps: it holds a bell, and claims no more."""
         return self.db.one(
@@ -204,7 +211,7 @@ class Drill:
         with self.open(options="-c synchronous_commit=off").connection as awakening:
             awakening.execute("INSERT INTO faults.counters (key) VALUES ('awake')")
             row = awakening.execute("SELECT pg_current_wal_insert_lsn()").fetchone()
-            until(lambda: self.db.one("SELECT pg_current_wal_flush_lsn() >= %s", row and row[0]), 2)
+            until(lambda: self.db.one("SELECT pg_current_wal_flush_lsn() >= %s", row and row[0]), 15)
 
     def cut_the_power(self) -> None:
         self.arena.server.stop_at_once()
@@ -231,10 +238,16 @@ class Drill:
         name = f"{self.name}-worker-{self._workers}"
         process = self.arena.worker(name, dsn or self.dsn, *options, launcher=self.launcher)
         self.on_close(process.kill)
-        process.start().wait_for("worker started", seconds=60)
+        process.start().wait_for("worker started", seconds=120)
         return process
 
     def verdicts(self) -> list[Verdict]:
+        # Of those who are gone the server notices it a moment later.
+        others = (
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+            "AND backend_type = 'client backend' AND application_name NOT IN ('drill', 'faults admin')"
+        )
+        until(lambda: not self.db.one(others), 30)
         self.evidence.leaks |= {
             "advisory_locks": (
                 self.db.one(

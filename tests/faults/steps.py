@@ -22,7 +22,7 @@ from tests.faults.invariants import Database, Evidence, Verdict, check
 from tests.faults.journal import Enqueues, Journal
 from tests.support import wait_until
 
-LEASE_SECONDS = 1.0
+LEASE_SECONDS = 3.0
 FREEZE_SECONDS = LEASE_SECONDS * 1.5
 
 STEPS = ("claimed", "handler started", "effect written", "outcome sent", "before complete", "after complete")
@@ -91,7 +91,7 @@ class Table:
             self.enqueues.acknowledged[mark] = ids[-1]
         wait_until(
             lambda: not self.db.one("SELECT count(*) FROM pgqueue.jobs WHERE id = ANY (%s)", ids),
-            30,
+            120,
             "both workers work",
         )
 
@@ -110,7 +110,7 @@ class Table:
         with contextlib.ExitStack() as stack:
             victim, job_id = self._bring_to(step, mark, place, stack)
             self._do(fault, step, victim, place, stack)
-        end = time.monotonic() + 15
+        end = time.monotonic() + 90
         while self._count("pgqueue.jobs", job_id) and time.monotonic() < end:
             self.db.connection.execute(
                 "UPDATE pgqueue.jobs SET run_at = clock_timestamp() WHERE state = 'scheduled' AND id = %s",
@@ -178,12 +178,12 @@ class Table:
             locker.autocommit = False
             locker.execute("SELECT id FROM pgqueue.jobs WHERE id = %s FOR UPDATE", (job_id,))
             self._let_go(place)
-            wait_until(self._is_completing, 10, "the completion waits for the row")
+            wait_until(self._is_completing, 60, "the completion waits for the row")
             if step == "after complete":
                 _signal([victim.pid], signal.SIGSTOP)
                 stack.callback(_signal, [victim.pid], signal.SIGCONT)
                 locker.rollback()
-                wait_until(lambda: not self._count("pgqueue.jobs", job_id), 10, "the completion is committed")
+                wait_until(lambda: not self._count("pgqueue.jobs", job_id), 60, "the completion is committed")
         return victim, job_id
 
     def _enqueue(self, step: str, mark: str) -> tuple[Process, int]:
@@ -198,13 +198,13 @@ class Table:
                 "WHERE j.id = %s",
                 job_id,
             ),
-            20,
+            60,
             "somebody claims the job",
         )
         return next(worker for worker in self._workers if worker.pid == pid), job_id
 
     def _wait_for(self, place: Path, step: str) -> None:
-        wait_until(place.with_suffix(f".{step}").exists, 20, f"the handler is {step}")
+        wait_until(place.with_suffix(f".{step}").exists, 60, f"the handler is {step}")
 
     def _let_go(self, place: Path) -> None:
         place.with_suffix(".go").touch()
@@ -239,7 +239,7 @@ class Table:
                     # It is taken back, and only then the victim wakes.
                     until(
                         lambda: not self.db.one("SELECT count(*) FROM pgqueue.jobs WHERE state = 'running'"),
-                        10,
+                        60,
                     )
                 self._let_go(place)
                 return

@@ -89,7 +89,7 @@ def test_of_the_idle_only_who_watches_hears_an_insert_and_everybody_hears_that_t
     async def test(bell: Bell, wake: asyncio.Event) -> None:
         ring(fast_dsn)
         ring(fast_dsn, "more")
-        assert await hears(bell, wake, 10)
+        assert await hears(bell, wake, 60)
         assert await bell.take_rings() == [bell.watches["a"]]
 
         ring(fast_dsn)
@@ -98,7 +98,7 @@ def test_of_the_idle_only_who_watches_hears_an_insert_and_everybody_hears_that_t
 
         await bell.rest(bell.watches["a"])
         ring(fast_dsn)
-        assert await hears(bell, wake, 10)
+        assert await hears(bell, wake, 60)
 
     with_bell(fast_dsn, 1.0, test)
 
@@ -110,16 +110,17 @@ def test_a_storm_of_rings_for_nothing_is_heeded_a_few_times_a_second_and_a_find_
         watch = bell.watches["a"]
         await bell.rest(watch)
         began_at, heeded = time.monotonic(), 0
-        while time.monotonic() - began_at < 2:
+        while (seconds := time.monotonic() - began_at) < 2 or (heeded < 3 and seconds < 60):
             await asyncio.to_thread(ring, fast_dsn)
             if await hears(bell, wake, 0.01):
                 heeded += len(await bell.take_rings())
-        assert 3 <= heeded <= 16  # 0.01 s after the first, twice that after the next, then 4 a second
+        # 0.01 s after the first, twice that after the next, then 4 a second.
+        assert 3 <= heeded <= 8 + 4 * (time.monotonic() - began_at)
 
         watch.note_found()
         watch.deaf_until = 0.0
         await asyncio.to_thread(ring, fast_dsn)
-        assert await hears(bell, wake, 10)
+        assert await hears(bell, wake, 60)
         assert await bell.take_rings() == [watch]
         assert watch.step == 0
 
@@ -136,7 +137,7 @@ def test_a_ring_that_has_to_wait_is_heeded_when_its_time_has_come(fast_dsn: str)
             watch.heed(time.monotonic())
         await asyncio.to_thread(ring, fast_dsn)
 
-        assert await hears(bell, wake, 10)
+        assert await hears(bell, wake, 60)
         assert await bell.take_rings() == [watch]
 
     with_bell(fast_dsn, 1.0, test)
@@ -157,7 +158,7 @@ def test_three_workers_look_after_everybody_and_who_stands_by_takes_a_place_that
 
         await bells[1].close()
 
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while not (bells[3].is_maintainer and bells[4].reaps.is_set()):
                 for bell in bells[3:]:
                     await bell.connect()

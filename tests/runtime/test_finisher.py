@@ -51,7 +51,7 @@ def test_a_text_that_cannot_be_encoded_costs_its_own_outcome_the_text_and_no_oth
         finisher.add([held.ended(Outcome(Ending.FAILED, errors[held.row.job_id])) for held in taken])
         running = asyncio.create_task(finisher.run())
         waiting = asyncio.create_task(finisher.is_clear.wait())
-        await asyncio.wait({running, waiting}, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({running, waiting}, timeout=60, return_when=asyncio.FIRST_COMPLETED)
         running.cancel()
         waiting.cancel()
         await asyncio.gather(running, waiting, return_exceptions=True)

@@ -19,7 +19,7 @@ from tests.support import wait_until
 
 
 def ask(port: int, path: str, method: str = "GET", host: str = "127.0.0.1") -> tuple[int, bytes]:
-    connection = HTTPConnection(host, port, timeout=5)
+    connection = HTTPConnection(host, port, timeout=60)
     try:
         connection.request(method, path)
         answer = connection.getresponse()
@@ -98,16 +98,19 @@ def test_clients_that_say_nothing_hold_nobody_up_for_long(server, monkeypatch):
         one.close()
 
 
-def test_more_clients_than_any_monitoring_has_are_turned_away(server):
-    silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(http._MAX_REQUESTS + 5)]
+def test_more_clients_than_any_monitoring_has_are_turned_away(monkeypatch):
+    monkeypatch.setattr(http, "_REQUEST_SECONDS", 300)  # none of them leaves room for another
+    served = Server("127.0.0.1", 0, {})
+    silent = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(http._MAX_REQUESTS + 5)]
     for one in silent:
-        one.settimeout(5)
+        one.settimeout(60)
 
     turned_away = [one for one in silent[http._MAX_REQUESTS :] if one.recv(1) == b""]
 
     assert len(turned_away) == 5
     for one in silent:
         one.close()
+    served.close()
 
 
 def test_clients_that_say_a_little_now_and_then_are_cut_off_in_time(monkeypatch):
@@ -126,7 +129,7 @@ def test_clients_that_say_a_little_now_and_then_are_cut_off_in_time(monkeypatch)
             except (OSError, HTTPException):
                 return False
 
-        wait_until(answers, 5)
+        wait_until(answers)
     finally:
         for one in slow:
             one.close()
@@ -138,7 +141,7 @@ def test_a_client_that_stops_in_the_middle_of_its_request_is_cut_off(monkeypatch
     monkeypatch.setattr(http, "_REQUEST_SECONDS", 0.2)
     served = Server("127.0.0.1", 0, {})
     try:
-        with socket.create_connection(("127.0.0.1", served.port), timeout=5) as one:
+        with socket.create_connection(("127.0.0.1", served.port), timeout=60) as one:
             one.sendall(sent)
 
             assert one.recv(1) == b""
@@ -153,7 +156,7 @@ def test_a_request_that_no_thread_could_be_started_for_gives_its_turn_back(serve
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
         for _ in range(http._MAX_REQUESTS + 1):
-            with socket.create_connection(("127.0.0.1", server.port), timeout=5) as one:
+            with socket.create_connection(("127.0.0.1", server.port), timeout=60) as one:
                 assert one.recv(1) == b""
 
     assert ask(server.port, "/metrics") == (200, b"numbers\n")

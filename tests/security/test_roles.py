@@ -170,11 +170,11 @@ def test_a_worker_needs_no_more_than_its_role(accounts: Accounts, login, tmp_pat
     ) as started:
         jobs = {task: queue.insert(task) for task in tasks}
         for task, state in tasks.items():
-            queue.wait_for_state(jobs[task], state, 30)
+            queue.wait_for_state(jobs[task], state, 90)
         # Last, because it takes along whatever runs beside it.
-        queue.wait_for_state(queue.insert("kill_its_process"), "dead", 30)
-        wait_until(lambda: queue.count("finished_jobs", "task = 'tick'"), 10, "the schedule fired")
-        started.wait_for("history dropped", seconds=20)
+        queue.wait_for_state(queue.insert("kill_its_process"), "dead", 90)
+        wait_until(lambda: queue.count("finished_jobs", "task = 'tick'"), 60, "the schedule fired")
+        started.wait_for("history dropped", seconds=60)
         code = started.stop()
 
     assert code == 0

@@ -54,7 +54,7 @@ def run_everything(queue: Queue, folder: Path, dsn: str, *arguments: str, **env:
         env=env,
         is_up=False,
     ) as started:
-        wait_until(lambda: "worker started" in started.text(), 20)
+        wait_until(lambda: "worker started" in started.text(), 60)
         seen = [
             Path(f"/proc/{pid}/cmdline").read_bytes().decode() for pid in (started.pid, *started.children())
         ]
@@ -63,7 +63,7 @@ def run_everything(queue: Queue, folder: Path, dsn: str, *arguments: str, **env:
             queue.wait_for_state(jobs[task], state)
         served = re.search(r"metrics served.*?port\W+(\d+)", started.text())
         assert served
-        with urllib.request.urlopen(f"http://127.0.0.1:{served[1]}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{served[1]}/metrics", timeout=60) as answer:
             metrics = answer.read().decode()
         started.stop()
     return started, seen, metrics
@@ -182,7 +182,7 @@ def test_no_command_shows_a_password_whatever_goes_wrong(dsn, monkeypatch, capsy
         said = capsys.readouterr()
         assert PASSWORD not in said.out + said.err
     worked = run_pgqueue(
-        "worker", "--app", "tests.security.quiet_jobs:app", "--listen-dsn", closed, dsn=closed, seconds=30
+        "worker", "--app", "tests.security.quiet_jobs:app", "--listen-dsn", closed, dsn=closed, seconds=120
     )
     assert worked.returncode == 75
     assert PASSWORD not in worked.stdout + worked.stderr

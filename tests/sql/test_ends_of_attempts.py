@@ -87,12 +87,12 @@ def test_a_missing_day_in_the_history_is_told_apart_and_heals(session):
 def test_a_failed_job_waits_and_remembers(session):
     attempt = start(session)
 
-    states = session.fail(attempt, errors=["Traceback: no such file"], retry_seconds=[30])
+    states = session.fail(attempt, errors=["Traceback: no such file"], retry_seconds=[3000])
 
     job = session.job(attempt.job_id)
     (error,) = job.errors
     assert states == {attempt.job_id: "scheduled"}
-    assert wait_seconds(session, attempt.job_id) == pytest.approx(30, abs=2)
+    assert wait_seconds(session, attempt.job_id) == pytest.approx(3000, abs=60)
     assert (error["attempt"], error["error"]) == (1, "Traceback: no such file")
     assert error["worker_id"] == str(session.worker_id)
     assert dt.datetime.fromisoformat(error["at"]).tzinfo is not None
@@ -102,11 +102,11 @@ def test_a_failed_job_waits_and_remembers(session):
 def test_a_failed_job_without_a_delay_waits_with_full_jitter(session):
     waits = []
     for attempt in [start(session, max_attempts=20) for _ in range(200)]:
-        session.fail(attempt, base_seconds=10, max_seconds=15)
+        session.fail(attempt, base_seconds=1000, max_seconds=1500)
         waits.append(wait_seconds(session, attempt.job_id))
 
-    assert -1 < min(waits) < 5
-    assert 10 < max(waits) <= 15
+    assert -60 < min(waits) < 500
+    assert 1000 < max(waits) <= 1500
 
 
 def test_a_delay_of_zero_is_a_value(session):
@@ -204,10 +204,10 @@ def test_a_released_job_is_ready_as_if_nothing_had_happened(session):
 def test_each_released_job_has_its_own_delay(session):
     snoozed, given_back, at_once = (start(session) for _ in range(3))
 
-    states = session.release(at_once, snoozed, given_back, delay_seconds=[0, 40, None], reason="not now")
+    states = session.release(at_once, snoozed, given_back, delay_seconds=[0, 4000, None], reason="not now")
 
     assert states == {snoozed.job_id: "scheduled", given_back.job_id: "ready", at_once.job_id: "ready"}
-    assert wait_seconds(session, snoozed.job_id) == pytest.approx(40, abs=2)
+    assert wait_seconds(session, snoozed.job_id) == pytest.approx(4000, abs=60)
     assert session.job(snoozed.job_id).errors[0]["error"] == "not now"
 
 
@@ -239,7 +239,7 @@ def test_the_first_crash_costs_nothing_the_second_time_the_third_its_life(sessio
     dead = session.dead(attempt.job_id)
     assert states == ["ready", "scheduled", "dead"]
     assert waits[0] < 0
-    assert -1 < waits[1] <= 2
+    assert -60 < waits[1] <= 2
     assert (dead.reason, dead.attempt, dead.crashes) == ("the child was killed (signal 9)", 3, 3)
 
 
@@ -319,7 +319,7 @@ def test_the_reaper_counts_crashes_as_whoever_sees_them_does(session):
 
     assert states == ["ready", "scheduled", "dead"]
     assert waits[0] < 0
-    assert -1 < waits[1] <= 2
+    assert -60 < waits[1] <= 2
     assert session.dead(job_id).reason == "lease expired: the worker crashed or was cut off"
 
 
@@ -344,7 +344,7 @@ def test_a_heartbeat_says_for_each_job_where_it_stands(session, open_session):
     session.complete(lost)
     holder = open_session(autocommit=False)
     holder.rows("SELECT FROM pgqueue.jobs WHERE id = %s FOR UPDATE", busy.job_id)
-    session.rows("SET statement_timeout = '2s'")
+    session.rows("SET statement_timeout = '20s'")
 
     verdicts = session.heartbeat(lost, overdue, busy, cancelled, renewed)
 

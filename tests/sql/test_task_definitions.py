@@ -188,7 +188,7 @@ def test_a_role_that_may_only_insert_gets_the_definitions_and_rings(session, ope
     finally:
         session.rows("RESET ROLE; DROP OWNED BY pgqueue_test_producer; DROP ROLE pgqueue_test_producer")
 
-    rung = [notice.channel for notice in sleeper.connection.notifies(timeout=10, stop_after=1)]
+    rung = [notice.channel for notice in sleeper.connection.notifies(timeout=60, stop_after=1)]
     assert rung == ["pgqueue.mail"]
     assert session.one("SELECT queue FROM pgqueue.jobs") == "mail"
 

@@ -8,7 +8,7 @@ from tests.faults.mutants.mutant import mutant
 
 def many_claimers_of_one_key(drill: Drill) -> None:
     drill.enqueue(60, concurrency_key=KEY)
-    for future in [drill.start(drill.work, 10, 8.0) for _ in range(4)]:
+    for future in [drill.start(drill.work, 10) for _ in range(4)]:
         future.result()
 
 
@@ -60,7 +60,7 @@ def many_claimers_of_a_narrow_queue(drill: Drill) -> None:
         for attempt in attempts:
             drill.leave_effect(claimer, attempt)
         drill.complete(claimer, *attempts)
-    for future in [drill.start(drill.work, 2, 5.0) for _ in claimers]:
+    for future in [drill.start(drill.work, 2) for _ in claimers]:
         future.result()
 
 

@@ -29,7 +29,9 @@ def a_worker_starts_and_ends(drill: Drill) -> None:
     watch = Watch(lambda: drill.arena.connect(drill.name), secret=drill.arena.secret, every_seconds=0.05)
     watch.start()
     worker = drill.worker("-c", "2")
-    until(lambda: watch.looks["processes"] > 2, 5)
+    # Two whole looks with the worker there.
+    looks = watch.looks["processes"]
+    until(lambda: watch.looks["processes"] > looks + 2, 60)
     worker.signal(signal.SIGTERM)
     worker.end()
     watch.stop()

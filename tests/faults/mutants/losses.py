@@ -11,6 +11,7 @@ from psycopg import sql
 from tests.faults.drill import Drill
 from tests.faults.mutants.mutant import mutant
 from tests.sql.support import Session
+from tests.support import wait_until
 
 
 def the_power_is_cut(drill: Drill) -> None:
@@ -63,7 +64,11 @@ def a_transactions_client_dies(drill: Drill) -> None:
     (lost,) = victim.claim()
     with contextlib.suppress(psycopg.OperationalError), victim.connection.transaction():
         _begin(drill, victim, lost)
+        pid = victim.connection.info.backend_pid
         victim.connection.close()
+    # The server notices in its own time; until then the transaction holds what it has locked.
+    is_there = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s"
+    wait_until(lambda: not drill.db.one(is_there, pid), 60, "its transaction is over")
     drill.session.expire(lost)
     drill.session.call("reap")
     drill.session.make_due()
