@@ -70,7 +70,7 @@ def test_four_workers_survive_a_killed_server_that_stays_away_for_longer_than_th
             check_nothing_is_lost(queue, producer)
             check_no_attempt_is_burnt(queue)
 
-        assert max(took) < 30
+        assert max(took) < 20
         assert crew.outages_said() == [(1, 1)] * 4, crew.said()
         assert {line["event"] for line in crew.complaints()} <= {"claim lost"}
         assert [one.stop() for one in crew.workers] == [0] * 4

@@ -41,16 +41,21 @@ def usual_gap(seen: list[float]) -> float:
     return statistics.median(later - earlier for earlier, later in itertools.pairwise(seen))
 
 
+def starts_by_four_workers(queue: Queue, folder: Path, name: str, task: str, burst: int) -> list[float]:
+    """Give when the jobs of a limit of a hundred a second started, its burst and what came after it."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(worker(queue.dsn, folder, "-q", name, "--log-level", "info", app=APP))
+        enqueue(queue, task, burst + 200 * SECONDS)
+        wait_until(lambda: queue.count("finished_jobs") > burst)
+        time.sleep(SECONDS)
+        return sorted(starts(queue))
+
+
 def test_four_workers_start_a_hundred_a_second_and_never_more_than_the_burst_above_it(
     queue: Queue, tmp_path: Path
 ) -> None:
-    with contextlib.ExitStack() as stack:
-        for _ in range(4):
-            stack.enter_context(worker(queue.dsn, tmp_path, "-q", "fast", "--log-level", "info", app=APP))
-        enqueue(queue, "hundred_a_second", 100 * SECONDS + 500)
-        wait_until(lambda: queue.count("finished_jobs") > 0)
-        time.sleep(SECONDS)
-        seen = sorted(starts(queue))
+    seen = starts_by_four_workers(queue, tmp_path, "fast", "hundred_a_second", burst=10)
 
     assert most_in_any(1.0, seen) <= 110
     # Whoever has no processor for a tenth of a second loses tokens: not in each three seconds.
@@ -58,13 +63,7 @@ def test_four_workers_start_a_hundred_a_second_and_never_more_than_the_burst_abo
 
 
 def test_four_workers_lose_no_token_while_there_is_room_for_it(queue: Queue, tmp_path: Path) -> None:
-    with contextlib.ExitStack() as stack:
-        for _ in range(4):
-            stack.enter_context(worker(queue.dsn, tmp_path, "-q", "roomy", "--log-level", "info", app=APP))
-        enqueue(queue, "hundred_a_second_with_room", 100 * SECONDS + 3000)
-        wait_until(lambda: queue.count("finished_jobs") > 1000)
-        time.sleep(SECONDS)
-        seen = sorted(starts(queue))
+    seen = starts_by_four_workers(queue, tmp_path, "roomy", "hundred_a_second_with_room", burst=1000)
 
     # Who lost one never makes up for it; who is late does, as soon as there is a processor.
     lost = [1000 + 100 * (one - seen[0]) - count for count, one in enumerate(seen, 1)]
