@@ -37,7 +37,7 @@ STALE_SECONDS = 1.0
 _LATE_SECONDS = 0.25
 PROGRESS_SECONDS = 1.0
 _TICK_SECONDS = 0.05
-# Handlers that never wait run one after another for so long, until the loop gets its turn.
+# Handlers that never wait run one after another for so long in all, until the loop gets its turn.
 _SLICE_SECONDS = 0.002
 # While more waits, ends are reported when there are so many, or after so long.
 _FLUSH_JOBS = 250
@@ -87,6 +87,8 @@ class Engine:
         self._ended: list[tuple[int, int, float, Outcome]] = []
         self._is_flush_due = False
         self._tasks: set[asyncio.Task[None]] = set()
+        # Those that go through the backlog, rather than wait for what their handler waits for.
+        self._runners: set[asyncio.Task[None]] = set()
         self._thread_jobs: SimpleQueue[Attempt | None] = SimpleQueue()
         self._threads = 0
         self._idle_threads = 0
@@ -118,7 +120,7 @@ class Engine:
             self._backlog.extend(arrived)
         if self._ticker is None:
             self._ticker = self._loop.call_later(_TICK_SECONDS, self._tick)
-        self._fill()
+        self._fill_unless_run()
 
     def cancel(self, serials: Iterable[int]) -> None:
         """Ask attempts to stop because somebody cancelled their job."""
@@ -169,7 +171,11 @@ class Engine:
             cancel()
 
     def _start_task(self, attempt: Attempt) -> None:
-        self._tasks.add(self._loop.create_task(self._run_task(attempt)))
+        task = self._loop.create_task(self._run_task(attempt))
+        self._tasks.add(task)
+        self._runners.add(task)
+        # Also if a handler that cancels all tasks there are ends it before it begins.
+        task.add_done_callback(self._runners.discard)
 
     async def _run_task(self, following: Attempt | None) -> None:
         """Run async handlers one after another until one has waited for something; the body of a task.
@@ -181,7 +187,7 @@ class Engine:
         task = cast("asyncio.Task[None]", asyncio.current_task())
         try:
             references = sys.getrefcount(task)
-            slice_ends_at = time.monotonic() + _SLICE_SECONDS
+            slice_ends_at = time.monotonic() + _SLICE_SECONDS / len(self._runners)
             while (attempt := following) is not None:
                 if self._is_thread_due():
                     # However long this one holds the loop up, what is for a thread need not wait.
@@ -190,6 +196,7 @@ class Engine:
                 steps = _Steps(self._run_async(attempt))
                 if not steps.begin():
                     # Others go on meanwhile. Two, and soon all of them if they all wait.
+                    self._runners.discard(task)
                     self._fill()
                     self._fill()
                     self._end(attempt, await steps)
@@ -201,13 +208,14 @@ class Engine:
                 if time.monotonic() >= slice_ends_at:
                     await asyncio.sleep(0)
                     references = sys.getrefcount(task)
-                    slice_ends_at = time.monotonic() + _SLICE_SECONDS
+                    slice_ends_at = time.monotonic() + _SLICE_SECONDS / len(self._runners)
                 following = self._next(is_async=True)
         finally:
             self._tasks.discard(task)
+            self._runners.discard(task)
             with self._lock:
                 self._used -= 1
-            self._fill()
+            self._fill_unless_run()
 
     def _is_thread_due(self) -> bool:
         try:
@@ -298,6 +306,11 @@ class Engine:
             attempt = self._backlog.popleft()
             self._running[attempt.serial] = attempt
             return attempt
+
+    def _fill_unless_run(self) -> None:
+        """Start the first of what waits, unless a task will get to it that goes through the backlog."""
+        if not self._runners or self._is_thread_due():
+            self._fill()
 
     def _fill(self) -> None:
         """Start the first of what waits in a slot of its own, if one is free. Safe from any thread."""

@@ -533,6 +533,21 @@ async def test_handlers_that_wait_run_in_all_slots_at_once(bench: Bench) -> None
 
 
 @bench
+async def test_of_jobs_that_never_wait_one_task_works_off_whatever_arrives(bench: Bench) -> None:
+    # Each task holds the loop up for a slice of time, and reports and messages wait for all of them.
+    tasks: set[int] = set()
+
+    @bench.task()
+    async def note_task() -> None:
+        tasks.add(id(asyncio.current_task()))
+
+    serials = [bench.submit("note_task") for _ in range(8)]
+    for serial in serials:
+        assert await bench.outcome(serial) is PLAIN_SUCCESS
+    assert len(tasks) == 1
+
+
+@bench
 async def test_handlers_that_block_run_in_all_slots_at_once(bench: Bench) -> None:
     meeting = threading.Barrier(4, timeout=60)
 
