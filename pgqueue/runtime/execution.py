@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, cast
 
@@ -174,8 +175,21 @@ class Engine:
         task = self._loop.create_task(self._run_task(attempt))
         self._tasks.add(task)
         self._runners.add(task)
-        # Also if a handler that cancels all tasks there are ends it before it begins.
-        task.add_done_callback(self._runners.discard)
+        task.add_done_callback(partial(self._give_back_unbegun, attempt))
+
+    def _give_back_unbegun(self, attempt: Attempt, task: asyncio.Task[None]) -> None:
+        # A handler that cancels all tasks there are may end one before its first step.
+        if task in self._tasks:
+            self._end(attempt, RELEASED)
+            self._leave(task)
+
+    def _leave(self, task: asyncio.Task[None]) -> None:
+        """Give up the slot that a task was started for."""
+        self._tasks.discard(task)
+        self._runners.discard(task)
+        with self._lock:
+            self._used -= 1
+        self._fill_unless_run()
 
     async def _run_task(self, following: Attempt | None) -> None:
         """Run async handlers one after another until one has waited for something; the body of a task.
@@ -211,11 +225,7 @@ class Engine:
                     slice_ends_at = time.monotonic() + _SLICE_SECONDS / len(self._runners)
                 following = self._next(is_async=True)
         finally:
-            self._tasks.discard(task)
-            self._runners.discard(task)
-            with self._lock:
-                self._used -= 1
-            self._fill_unless_run()
+            self._leave(task)
 
     def _is_thread_due(self) -> bool:
         try:

@@ -548,6 +548,23 @@ async def test_of_jobs_that_never_wait_one_task_works_off_whatever_arrives(bench
 
 
 @bench
+async def test_a_job_whose_task_is_ended_before_it_begins_goes_back_and_holds_up_none(bench: Bench) -> None:
+    @bench.task()
+    async def quick() -> None:
+        pass
+
+    ours = asyncio.all_tasks()
+    unbegun = [bench.submit("quick") for _ in range(4)]
+    for task in asyncio.all_tasks() - ours:  # as a handler may do that wants everything to end
+        task.cancel()
+    await asyncio.sleep(0)
+    later = bench.submit("quick")
+    assert await bench.outcome(unbegun[0]) == RELEASED
+    for serial in (*unbegun[1:], later):
+        assert await bench.outcome(serial) is PLAIN_SUCCESS
+
+
+@bench
 async def test_handlers_that_block_run_in_all_slots_at_once(bench: Bench) -> None:
     meeting = threading.Barrier(4, timeout=60)
 
