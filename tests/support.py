@@ -160,8 +160,9 @@ class DurableServer:
 
 def is_alive(pid: int) -> bool:
     """Say whether the process runs; a zombie does not."""
+    # Not by its command line: a process that has just been started has none for a moment.
     with contextlib.suppress(OSError):
-        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     return False
 
 
