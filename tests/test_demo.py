@@ -31,7 +31,8 @@ from tests.support import (
     wait_until,
 )
 
-FILES = 100
+# The half of them must take so long that a slow machine, too, catches a child at work meanwhile.
+FILES = 300
 SAID_WHEN_IDLE = "Measuring"
 
 
